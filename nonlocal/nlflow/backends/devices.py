@@ -1,4 +1,4 @@
-"""Where tensors are computed: devices by name, and how large a problem fits into one."""
+"""Devices by name, and what fits into one."""
 
 from __future__ import annotations
 
@@ -25,16 +25,11 @@ _MATRIX_NODES = 2048  # up to here affinities of tensors keep their matrix; beyo
 
 @dataclass(frozen=True)
 class Device:
-    """Where arrays lie and what computes on them.
+    """A device, and whether arrays on it are torch tensors."""
 
-    Attributes
-    ----------
-    name : {'cpu', 'cuda', 'cpu-tensors'}
-    hardware : str
-        What the device calls itself; empty on the CPU.
-    torch : str
-        Version of torch; empty where arrays are NumPy's.
-    """
+    # - name : {'cpu', 'cuda', 'cpu-tensors'}
+    # - hardware : str; Name of the GPU; empty on the CPU.
+    # - torch : str; Version of torch; empty where arrays are NumPy's.
 
     name: str
     hardware: str = ""
@@ -46,39 +41,25 @@ class Device:
         return self.torch != ""
 
     def place(self, array: NDArray[Any]) -> Any:
-        """Return a NumPy array as it is, or a copy of it as a tensor on this device."""
+        """Return the array on this device."""
         if not self.tensors:
             return array
         return _torch().tensor(array, device="cuda" if self.name == "cuda" else "cpu")
 
     def free_bytes(self) -> int:
-        """Return what a computation may take; see `nlflow.backends.memory.free_bytes`."""
+        """Return the bytes that a computation may take."""
         return free_bytes(_torch().device("cuda") if self.name == "cuda" else None)
 
     def check_fits(self, nodes: int, width: int, channels: int, dtype: str) -> int:
-        """Return the bytes that are free, or raise `MemoryLimitError` where a flow on tensors would need more.
-
-        Parameters
-        ----------
-        nodes, width, channels : int
-            Of the domain, the features and the signal.
-        dtype : str
-
-        Raises
-        ------
-        MemoryLimitError
-            With the estimate and the largest number of nodes that fits; nothing has been allocated then.
-        """
+        """Return the bytes that are free; raise `MemoryLimitError` if a flow of this size needs more."""
         free = self.free_bytes()
         flow_need(nodes, width, channels, dtype).check(self._place, free)
         return free
 
     @contextmanager
     def guarded(self, nodes: int, width: int, channels: int, dtype: str) -> Iterator[None]:
-        """Turn a device's "out of memory" into `MemoryLimitError`, and let torch compute on one thread of the CPU.
-
-        The last bits of sums depend on the number of threads.
-        """
+        """Turn "out of memory" into `MemoryLimitError`, and hold torch to one thread."""
+        # The last bits of sums depend on the number of threads.
         free = self.free_bytes()
         with flow_need(nodes, width, channels, dtype).guarded(self._place, lambda: free), one_torch_thread():
             yield
@@ -92,18 +73,12 @@ CPU = Device("cpu")
 
 
 def choose_device(name: str) -> Device:
-    """Return a device by name.
-
-    Parameters
-    ----------
-    name : {'auto', 'cpu', 'cuda', 'mps', 'cpu-tensors'}
-        ``auto``: CUDA if there is one, otherwise the CPU. A device that is named is never replaced by another.
+    """Return a device by name; ``auto`` is CUDA if there is one, else the CPU.
 
     Raises
     ------
     InputError
-        If there is no such device (the message names those that exist), and for ``mps``: energies and inner products
-        are added up in float64, which it does not have. A `MissingPackageError` where torch is not installed.
+        For a device that is not there, and for ``mps``, which has no float64; without torch its `MissingPackageError`.
     """
     check_choice("device", name, DEVICES)
     if name == "cpu":
@@ -138,7 +113,7 @@ def choose_device(name: str) -> Device:
 
 
 def found_devices() -> list[str]:
-    """Return the devices of this machine, with the names that GPUs give themselves."""
+    """Return the names of this machine's devices."""
     try:
         torch = _torch()
     except (ImportError, OSError):
@@ -153,7 +128,8 @@ def _torch() -> Any:
 
 
 def flow_need(nodes: int, width: int, channels: int, dtype: str) -> Need:
-    """Estimate a flow on tensors: features and their copies, a dozen signals, one matrix or its tiles."""
+    """Estimate the memory of a flow on tensors."""
+    # Features and their copies, a dozen signals, one matrix or its tiles.
 
     def needed(count: int) -> int:
         numbers = count * (8 * width + 12 * channels + 64) + 5 * min(count, _MATRIX_NODES) ** 2

@@ -1,8 +1,7 @@
-"""Whether this process was forked from one that had loaded the package, where threads of the parent do not exist.
+"""Whether this process was forked from one that had loaded the package."""
 
-GNU OpenMP ends a child of `os.fork` that asks it for threads, and Numba's own pool waits for threads that are gone. A
-child therefore runs compiled loops in one thread: see `nlflow.backends.numba.launch`.
-"""
+# Threads of the parent do not exist in a child. GNU OpenMP ends a child that asks it for threads, and Numba's own pool
+# waits for them, so a child runs compiled loops in one thread (`nlflow.backends.numba.launch`).
 
 from __future__ import annotations
 
@@ -19,17 +18,17 @@ _answers: list[Callable[[], None]] = []
 
 
 def address() -> int:
-    """Return where compiled code reads the answer, an integer of 32 bits; the place stays the same."""
+    """Return the address of an int32 that is not 0 in a child; compiled code reads it."""
     return _state.buffer_info()[0]
 
 
 def in_child(answer: Callable[[], None]) -> None:
-    """Call `answer` in each child as soon as it is forked."""
+    """Call `answer` in each forked child."""
     _answers.append(answer)
 
 
 def renewed(lock: Any) -> Any:
-    """Return the lock, which is free in each child: a thread of the parent that held it does not exist there."""
+    """Return the lock, made free in each forked child."""
     in_child(lock._at_fork_reinit)
     return lock
 

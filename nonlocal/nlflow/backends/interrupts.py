@@ -1,7 +1,4 @@
-"""Signals that end a command: Ctrl-C and SIGTERM, and Ctrl-C where Python cannot raise it.
-
-Signals arrive in the main thread alone; in others there is nothing to do.
-"""
+"""Ctrl-C and SIGTERM, which end a command."""
 
 from __future__ import annotations
 
@@ -21,7 +18,7 @@ _LATER = 0.01  # seconds
 
 @contextmanager
 def handling(number: signal.Signals, handler: Callable[[int, Any], None]) -> Iterator[None]:
-    """Let `handler` answer a signal as long as the context lasts."""
+    """Let `handler` answer a signal within the context; in other threads than the main one this does nothing."""
     try:
         before = signal.signal(number, handler)
     except ValueError:  # not the main thread
@@ -35,10 +32,9 @@ def handling(number: signal.Signals, handler: Callable[[int, Any], None]) -> Ite
 
 @contextmanager
 def terminable() -> Iterator[Callable[[], bool]]:
-    """Let SIGTERM, with which batch systems and containers end a job, do what Ctrl-C does: keep what there is, and end.
+    """Let SIGTERM do what Ctrl-C does within the context; a second SIGTERM ends the process.
 
-    Yields a function that tells whether it came, inside of another such context too. A second one ends the process at
-    once.
+    Yields a function that tells whether SIGTERM came.
     """
     outer = signal.getsignal(signal.SIGTERM)
     if isinstance(outer, _End):
@@ -64,15 +60,13 @@ class _End:
             signal.default_int_handler(number, frame)
 
     def has_come(self) -> bool:
-        """Return whether it came."""
+        """Return whether SIGTERM came."""
         return self._came
 
 
 def leave(code: int) -> NoReturn:
-    """End a process that a signal has interrupted, with this status whatever else is under way.
-
-    Python itself ends with SIGINT, or with 1, if the interruption struck inside of an import or of its own end.
-    """
+    """End the process with this status."""
+    # Python would end with SIGINT, or with 1 if the interruption struck inside of an import or of its own end.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     atexit._run_exitfuncs()  # temporary folders
@@ -86,7 +80,7 @@ def leave(code: int) -> NoReturn:
 def stopping() -> Iterator[Callable[[], None]]:
     """Let Ctrl-C end a command even if a flow inside catches it and returns what it has reached.
 
-    Yields a function that raises `KeyboardInterrupt` if there was one; it is called at the end in any case.
+    Yields a function that raises `KeyboardInterrupt` if there was one.
     """
     stopped = False
 
@@ -106,15 +100,7 @@ def stopping() -> Iterator[Callable[[], None]]:
 
 @contextmanager
 def delivered() -> Iterator[None]:
-    """Send a Ctrl-C again that came while compiled code called Python, as LLVM does while it loads a loop.
-
-    Nothing can be raised there: Python would print a trace and go on.
-
-    Raises
-    ------
-    KeyboardInterrupt
-        At the end, if it was not raised before.
-    """
+    """Send Ctrl-C again if it came while compiled code called Python, where nothing can be raised."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -1,12 +1,9 @@
-"""A cluster of Dask on this machine that answers its own processes alone.
+"""A cluster of Dask on this machine whose connections begin with a shared key."""
 
-The scheduler and the workers of Dask listen on ports of this machine, and whoever reaches one may run code as the
-owner: every other user of the machine does. So a connection begins with a key that only the processes of the cluster
-have. Both ends show that they know it (HMAC-SHA256 of fresh numbers of both, as RFC 2104 has it) before a byte of a
-message is read, and neither sends it. The key travels to workers through the pipe that starts them. Servers of web
-pages, which Dask starts beside, are closed. What it keeps on disk lies in a folder of this user alone: Dask imports
-modules from there, and its usual folder may be made by anybody.
-"""
+# Whoever reaches a port of a scheduler or worker may run code as its owner. Both ends of a connection show that they
+# know the key (HMAC-SHA256 of fresh numbers of both, RFC 2104) before they read a message, and neither sends it.
+# Workers get the key through the pipe that starts them. The folder belongs to this user alone: Dask imports modules
+# from it.
 
 from __future__ import annotations
 
@@ -103,7 +100,7 @@ class _Keeper(Nanny):  # type: ignore[misc]
 
 
 def local_cluster(count: int | None) -> Any:
-    """Return a cluster of so many processes of this machine, of all cores by default, which others cannot use."""
+    """Return a cluster of `count` processes of this machine; None is one for each core."""
     # Any free port: with None Dask warns where its usual port is taken. A heartbeat that meets a scheduler which is
     # closing is logged with a stack trace; what fails in a call is raised.
     folder = tempfile.mkdtemp(prefix="nlflow-", dir=dask.config.get("temporary-directory", None))

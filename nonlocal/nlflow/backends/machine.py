@@ -24,7 +24,7 @@ def version() -> str:
 
 @cache
 def environment() -> dict[str, Any]:
-    """Return the versions and the platform that a result was computed with, as `Solution.provenance` keeps them."""
+    """Return versions and platform."""
     versions = {name: metadata.version(name) for name in ("numpy", "scipy", "numba")}
     return {
         "versions": {"nlflow": version(), "python": platform.python_version(), **versions},
@@ -34,7 +34,7 @@ def environment() -> dict[str, Any]:
 
 @cache
 def git_state() -> dict[str, Any] | None:
-    """Return the commit of the source that runs and whether it was changed since; None if it is no git checkout."""
+    """Return the commit of the source and whether tracked files differ from it; None without a git checkout."""
     root = Path(__file__).resolve().parents[3]
     if not (root / ".git").exists():
         return None
@@ -66,31 +66,23 @@ def processor() -> str:
 
 
 def machine_name() -> str:
-    """Return a few words that tell machines apart: system, processor and number of cores."""
+    """Return system, processor and number of cores."""
     return f"{platform.system()} {platform.machine()}, {processor()}, {os.cpu_count()} cores"
 
 
 def provenance(device: str = "cpu", seed: int | None = None) -> dict[str, Any]:
-    """Return what has to be known to compute a result again: versions, platform, git state, threads, device and seed.
-
-    Parameters
-    ----------
-    device : str
-        Where it was computed.
-    seed : int, optional
-        Of its random numbers; None where there are none.
-    """
+    """Return versions, platform, git state, threads, device and seed."""
     return {**environment(), "git": git_state(), "threads": counts(), "device": device, "seed": seed}
 
 
 @cache
 def source_digest() -> str:
-    """Return a digest of the package's source, which tells two states of it apart that have the same version."""
+    """Return a digest of the package's Python files."""
     return folder_digest(Path(__file__).parents[1])
 
 
 def folder_digest(folder: Path) -> str:
-    """Return a digest of all Python files in a folder and below."""
+    """Return a digest of the Python files in a folder and below."""
     digest = hashlib.sha256()
     for path in sorted(folder.rglob("*.py")):
         digest.update(path.relative_to(folder).as_posix().encode())

@@ -1,4 +1,4 @@
-"""Memory where arrays lie: what a computation needs, what is free, and what fits where it ran out."""
+"""What a computation needs of memory, what is free, and what fits."""
 
 from __future__ import annotations
 
@@ -18,22 +18,14 @@ _RAN_OUT = ("out of memory", "can't allocate memory", "not enough memory")
 
 @dataclass(frozen=True)
 class Need:
-    """What a computation needs.
+    """The memory that a computation needs."""
 
-    Parameters
-    ----------
-    of : callable
-        The bytes of so many nodes (or samples, ...); it does not fall.
-    count : int
-        How many there are.
-    what : str
-        What they have, for messages: "with 4 features in float32".
-    remedy : str
-    argument : str
-        Which argument is too large.
-    unit : str
-        What is counted.
-    """
+    # - of : callable; Bytes for a number of nodes (or samples, ...); must not fall.
+    # - count : int; How many there are.
+    # - what : str; For messages: "with 4 features in float32".
+    # - remedy : str
+    # - argument : str; The argument that is too large.
+    # - unit : str; What is counted.
 
     of: Callable[[int], int]
     count: int
@@ -43,16 +35,16 @@ class Need:
     unit: str = "nodes"
 
     def largest(self, free: float) -> int:
-        """Return the largest count that needs no more than `free` bytes; 0 for none."""
+        """Return the largest count that fits into `free` bytes."""
         return bisect_right(range(1, _MOST), free, key=self.of)
 
     def check(self, place: str, free: int) -> None:
-        """Raise `MemoryLimitError` where more is needed than is free; nothing has been allocated then."""
+        """Raise `MemoryLimitError` if more is needed than is free."""
         if self.of(self.count) > free:
             raise self.error(place, free)
 
     def error(self, place: str, free: int, most: int = _MOST) -> MemoryLimitError:
-        """Return the exception that says what is needed, what is free, and what fits: `most` at most."""
+        """Return the error with what is needed, what is free, and how many fit, at most `most`."""
         fits = min(self.largest(free), most)
         return MemoryLimitError(
             f"{self.argument}: {self.count} {self.unit} {self.what} need about {format_bytes(self.of(self.count))} on "
@@ -61,10 +53,8 @@ class Need:
 
     @contextmanager
     def guarded(self, place: str, free: Callable[[], int]) -> Iterator[None]:
-        """Turn the "out of memory" of a device into `MemoryLimitError`, with what fits.
-
-        Estimates may be wrong, and other programs use memory of the same device: no more than half fits then.
-        """
+        """Turn a device's "out of memory" into `MemoryLimitError`."""
+        # Estimates may be wrong, and other programs use the same device: no more than half is said to fit then.
         try:
             yield
         except RuntimeError as error:
@@ -74,16 +64,12 @@ class Need:
 
 
 def ran_out(error: Exception) -> bool:
-    """Tell whether an error of torch says that memory ran out; other devices than CUDA raise nothing more special."""
+    """Tell whether an error of torch means "out of memory"; only CUDA has a type for it."""
     return any(words in str(error).lower() for words in _RAN_OUT)
 
 
 def free_bytes(device: Any) -> int:
-    """Return what a computation may take on a device of torch, or where NumPy computes (None).
-
-    The free memory of a GPU, otherwise `nlflow.errors.memory_limit`. The environment variable ``NLFLOW_MEMORY_LIMIT``
-    holds for GPUs too.
-    """
+    """Return the bytes that a computation may take on a device of torch, or for NumPy (None)."""
     if getattr(device, "type", None) != "cuda" or "NLFLOW_MEMORY_LIMIT" in os.environ:
         return memory_limit()
     cuda = sys.modules["torch"].cuda
@@ -93,9 +79,6 @@ def free_bytes(device: Any) -> int:
 
 
 def limit_for(like: Any, given: float | None) -> float | None:
-    """Return the limit of what is allocated beside an array: what was given, or what is free on its GPU.
-
-    None elsewhere, where `nlflow.errors.check_memory` knows the limit.
-    """
+    """Return the given limit, else what is free on the array's GPU, else None."""
     device = getattr(like, "device", None)
     return free_bytes(device) if given is None and getattr(device, "type", None) == "cuda" else given

@@ -8,7 +8,7 @@ from typing import Any
 
 
 def bar(*args: Any, **words: Any) -> Any:
-    """Return a bar of tqdm on stderr, which leaves nothing behind."""
+    """Return a bar of tqdm on stderr."""
     from tqdm import tqdm
 
     return tqdm(*args, leave=False, file=sys.stderr, **_size(), **words)

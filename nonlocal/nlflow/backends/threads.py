@@ -1,8 +1,4 @@
-"""How many threads compute: the one module that counts them, and holds them to one.
-
-Each library has its own threads and its own way to set them: the compiled loops of Numba, BLAS (through threadpoolctl),
-and torch.
-"""
+"""How many threads compute: Numba's, those of BLAS, and torch's."""
 
 from __future__ import annotations
 
@@ -34,7 +30,7 @@ def cores() -> int:
 
 
 def counts() -> dict[str, int]:
-    """Return the threads of Numba and torch; of those alone that are loaded."""
+    """Return the threads of Numba and torch, if loaded."""
     if "numba" in sys.modules:
         _numba()
     found = {name: getattr(sys.modules.get(name), "get_num_threads", None) for name in ("numba", "torch")}
@@ -48,7 +44,7 @@ def _numba() -> Any:
 
 
 def described() -> dict[str, Any]:
-    """Return the cores, the threads of compiled loops and what starts them, by name."""
+    """Return the cores, the threads of compiled loops and their threading layer, by name."""
     numba = _numba()
     return {
         "cpu_threads": cores(),
@@ -72,7 +68,7 @@ def _pool(layer: str, priority: tuple[str, ...]) -> str:
 
 @contextmanager
 def one_loop_thread() -> Iterator[None]:
-    """Run compiled loops in the calling thread alone, for callers that run many at a time in threads of their own."""
+    """Run compiled loops in the calling thread alone."""
     numba = _numba()
     before = numba.get_num_threads()
     numba.set_num_threads(1)
@@ -92,11 +88,9 @@ def _blas() -> Any:
 
 @contextmanager
 def one_blas_thread() -> Iterator[int]:
-    """Hold BLAS to one thread, and tell how many it had.
-
-    The number belongs to the process, so one caller at a time changes it; where it is 1 already nobody waits. (A thread
-    cannot lower what another thread has set with threadpoolctl and still holds.) Not to be nested.
-    """
+    """Hold BLAS to one thread, and yield how many it had; not to be nested."""
+    # The number belongs to the process, so one caller at a time changes it. A thread cannot lower what another one has
+    # set with threadpoolctl and still holds.
     _BLAS.acquire()
     try:
         controller = _blas()
@@ -111,7 +105,7 @@ def one_blas_thread() -> Iterator[int]:
 
 
 def blas_limited() -> AbstractContextManager[Any]:
-    """Return a context with one thread of BLAS in which nobody waits, and which may be nested."""
+    """Return a context with one thread of BLAS; it takes no lock and may be nested."""
     import scipy.linalg  # noqa: F401 - as above
     from threadpoolctl import threadpool_limits
 
@@ -121,7 +115,7 @@ def blas_limited() -> AbstractContextManager[Any]:
 
 @contextmanager
 def one_torch_thread() -> Iterator[None]:
-    """Let torch compute on one thread of the CPU. Callers may overlap: the last one gives the threads back."""
+    """Hold torch to one thread of the CPU. Callers may overlap: the last one gives the threads back."""
     torch = import_module("torch")
     with _TORCH:
         _holders.append(torch.get_num_threads())
@@ -139,10 +133,8 @@ def one_torch_thread() -> Iterator[None]:
 
 
 def in_order(work: Callable[[Item], Made], items: Iterable[Item], workers: int) -> Iterator[Made]:
-    """Give what `work` makes of items, in their order, with several items at a time in threads of their own.
-
-    At most two items a worker are computed ahead of what is taken.
-    """
+    """Yield ``work(item)`` in the order of the items, computed by threads."""
+    # The queue bounds what is held: two items a worker, and the one that is taken.
     if workers < 2:
         yield from map(work, items)
         return

@@ -1,7 +1,4 @@
-"""Calls in other processes, of this machine or of a Dask cluster.
-
-Work of dead workers is done again by others.
-"""
+"""Calls in other processes, of this machine or of a Dask cluster."""
 
 from __future__ import annotations
 
@@ -23,25 +20,21 @@ Call = tuple[Callable[..., Any], tuple[Any, ...]]
 def completed(
     calls: Sequence[Call], *, jobs: int | None = 1, scheduler: str | None = None
 ) -> Generator[tuple[int, Any]]:
-    """Run calls side by side, and yield the number and the result of each as soon as it is known, in any order.
-
-    Close the iterator to end the calls that still run.
+    """Run calls side by side, and yield the number and the result of each as it ends.
 
     Parameters
     ----------
     calls : sequence of (function, arguments)
-        What can be sent to another process; the result must not depend on the process. If a worker dies, its call is
-        made again.
+        Must be picklable. The call of a worker that died is made again.
     jobs : int, optional
-        Calls at a time, as for `joblib.Parallel`. A scheduler that is named by its address has workers of its own.
+        Calls at a time, as for `joblib.Parallel`; not used with the address of a scheduler.
     scheduler : str, optional
-        Address of a scheduler of Dask, such as ``tcp://10.0.0.1:8786``, whose workers do the calls; ``'local'`` for a
-        cluster of `jobs` processes on this machine.
+        Address of a scheduler of Dask, or ``'local'`` for a cluster of `jobs` processes on this machine.
 
     Raises
     ------
     WorkerError
-        When workers keep dying.
+        If workers die three times without a call that ended.
     InputError
         For a scheduler that does not answer, or without Dask.
 
@@ -100,25 +93,17 @@ def _distributed(scheduler: str) -> Any:  # its constructors have no types
 
 @contextmanager
 def cluster(scheduler: str, jobs: int | None) -> Iterator[None]:
-    """Let a cluster of Dask run what Dask is given, as long as the context lasts.
-
-    A client of Dask that is connected to this scheduler is used, so its credentials are too: temporary ones stand in
-    no file that another client could read.
-
-    Parameters
-    ----------
-    scheduler : str
-        Its address, or ``'local'`` for one of `jobs` processes on this machine, which ends with the context.
-    jobs : int, optional
-        None or a negative number for as many as there are cores.
+    """Let Dask use a cluster: the one at an address, or ``'local'`` for `jobs` processes of this machine.
 
     Raises
     ------
     InputError
         If it does not answer, or without Dask.
     WorkerError
-        If the processes of a local one die before they have begun, again and again.
+        If local processes die at their start three times.
     """
+    # A client that is connected to this scheduler already is used: its credentials may be temporary, and stand in no
+    # file.
     if not isinstance(scheduler, str):
         raise InputError(f"scheduler: got {shortened(repr(scheduler), 60)}, expected 'local' or the address of one")
     if jobs is not None and check_integer("workers", jobs) == 0:

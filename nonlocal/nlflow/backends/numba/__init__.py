@@ -1,4 +1,4 @@
-"""Compiled loops. Nothing above this package knows how a sum is computed."""
+"""Compiled loops."""
 
 import os
 

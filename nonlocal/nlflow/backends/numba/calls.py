@@ -1,4 +1,6 @@
-"""Calls by address: what is called is compiled by itself, and not again with each layer that Numba puts around it."""
+"""Calls of compiled functions by address."""
+
+# What is called by address is compiled once, and not again with each layer that Numba puts around it.
 
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +21,7 @@ HELPER = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True, "error_model": "
 
 @intrinsic
 def stay_whole(typingctx):
-    """Keep the function whole that says this: LLVM then optimizes it once, and not in each function that calls it."""
+    """Keep LLVM from inlining the function that calls this."""
 
     def codegen(context, builder, signature, arguments):
         builder.function.attributes.add("noinline")
@@ -30,31 +32,19 @@ def stay_whole(typingctx):
 
 @dataclass(frozen=True)
 class Callee:
-    """A function that is called by its address.
-
-    Attributes
-    ----------
-    function : dispatcher
-        It returns nothing.
-    arguments : tuple
-        Numba's types of its arguments.
-    """
+    """A compiled function that is called by its address and returns nothing; `arguments` are Numba's types."""
 
     function: Any
     arguments: tuple[Any, ...]
 
     def address(self) -> int:
-        """Return where the compiled function lies, which stays there as long as the process lives."""
+        """Return the address of the compiled function."""
         result = self.function.get_compile_result(types.void(*self.arguments))
         return int(result.library.get_pointer_to_function(result.fndesc.llvm_func_name))
 
 
 def caller(function: Any = None) -> Any:
-    """Return the instruction ``call(address, arguments)`` for a function of a `Callee`, or for any of some arguments.
-
-    The types of the arguments have to be among those for which the function was compiled already; where the function is
-    not known, who passes its address sees to that.
-    """
+    """Return the instruction ``call(address, arguments)``; with `function` it checks the types of the arguments."""
 
     @intrinsic
     def call(typingctx, address, arguments):
@@ -84,7 +74,7 @@ _numbered = caller()
 
 @njit(parallel=True, cache=True)
 def each(count, one, arguments):
-    """Call the function at an address with each number below `count`, side by side, and the address of arguments."""
+    """Call the function at an address with each number below `count`, in parallel."""
     for number in prange(count):
         _numbered(one, (np.int64(number), arguments))
 
@@ -94,10 +84,8 @@ EACH = Callee(each, (types.intp, types.intp, types.intp))
 
 
 def jobs(function: Any) -> Any:
-    """Return ``run(each, address, count, arguments)``, which calls ``function(number, *arguments)`` side by side.
-
-    `each` is the address of `EACH`, `address` that of the function, whose first argument is an integer.
-    """
+    """Return ``run(each, address, count, arguments)``, which calls ``function(number, *arguments)`` in parallel."""
+    # `each` is the address of `EACH`, `address` that of the function, whose first argument is an integer.
 
     @intrinsic
     def run(typingctx, each, address, count, arguments):
@@ -144,5 +132,5 @@ def jobs(function: Any) -> Any:
 
 
 def index32(value: int) -> Any:
-    """Return a constant integer of 32 bits."""
+    """Return a constant int32."""
     return ir.Constant(ir.IntType(32), value)

@@ -1,10 +1,9 @@
-"""Multigrid for walks that end: sums over the moves of a chain, Gauss-Seidel sweeps, and aggregates of states.
+"""Multigrid for walks that end: sums over the moves of a chain, Gauss-Seidel sweeps, and aggregates of states."""
 
-State i has the moves ``starts[i] <= e < stops[i]`` to the states ``ends[e]``, not to itself, in the shares
-``weights[e]`` of the rate at which it is left: systems are ``x_i - sum_e weights[e] x[ends[e]] = b_i``, one of them,
-(N, 1), or 4 or 16 side by side, (N, 4) and (N, 16). States are passed in their order by one thread: the bits do not
-depend on how many there are.
-"""
+# State i has the moves ``starts[i] <= e < stops[i]`` to the states ``ends[e]``, not to itself, in the shares
+# ``weights[e]`` of the rate at which it is left. The systems are ``x_i - sum_e weights[e] x[ends[e]] = b_i``, 1, 4 or
+# 16 of them side by side, (N, 1), (N, 4) or (N, 16). One thread passes the states in their order, so that the bits do
+# not depend on the number of threads.
 
 import numpy as np
 from numba import types
@@ -17,7 +16,7 @@ _FLAGS = {"contract", "reassoc", "nnan", "ninf", "nsz"}
 
 
 def width_of(columns: int) -> int:
-    """Return how many systems loops take for some columns, up to `COLUMNS`: 1, 4 or 16."""
+    """Return how many systems loops take for some columns: 1, 4 or 16."""
     return 1 if columns == 1 else _FEW if columns <= _FEW else COLUMNS
 
 
@@ -51,10 +50,7 @@ def _sweep(starts, stops, ends, weights, b, x, columns):
 
 @njit(cache=True, fastmath=_FLAGS)
 def sweep(starts, stops, ends, weights, b, x):
-    """Solve the equation of each state for its x by some of its moves, one after another, in place.
-
-    x has as many columns as `width_of` says, 1, 4 or 16.
-    """
+    """Take one Gauss-Seidel sweep for x, in place."""
     if x.shape[1] == COLUMNS:
         _sweep(starts, stops, ends, weights, b, x, COLUMNS)
     elif x.shape[1] == _FEW:
@@ -95,7 +91,7 @@ def left_over(starts, stops, ends, weights, b, x, r):
 
 @njit(cache=True, fastmath=_FLAGS)
 def products(v, w, out):
-    """Write the inner products of the columns, ``out[c] = sum_i v[i, c] w[i, c]``, in float64."""
+    """Write the inner products of columns, ``out[c] = sum_i v[i, c] w[i, c]``, summed in float64."""
     out[:] = 0.0
     for i in range(v.shape[0]):
         for c in range(v.shape[1]):
@@ -112,7 +108,7 @@ def subtract(w, shares, v):
 
 @njit(cache=True, fastmath=_FLAGS)
 def spread(group, coarse, x):
-    """Add to each state what its aggregate has."""
+    """Add the value of its aggregate to each state."""
     for i in range(x.shape[0]):
         for c in range(x.shape[1]):
             x[i, c] += coarse[group[i], c]
@@ -120,11 +116,9 @@ def spread(group, coarse, x):
 
 @njit(cache=True)
 def aggregate(starts, ends, weights, strong, group):
-    """Write to which aggregate each state belongs, 0, 1, ...
-
-    A state without one, all of whose strong moves (from `strong` of its largest weight on) lead to others without one,
-    makes one of them all. Those that are left join the one to which they move most, or stay alone.
-    """
+    """Write the number of each state's aggregate."""
+    # A state without one, all of whose strong moves (from `strong` of its largest weight on) lead to others without
+    # one, makes one of them all. Those that are left join the one to which they move most, or stay alone.
     size, count = group.shape[0], 0
     group[:] = -1
     for i in range(size):

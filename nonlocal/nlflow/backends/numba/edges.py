@@ -1,13 +1,13 @@
-"""Loops over the edges of a symmetric graph, kept by rows (compressed sparse rows).
+"""Loops over the edges of a symmetric graph in compressed sparse rows."""
 
-Node i has the edges ``indptr[i] <= e < indptr[i + 1]`` to the nodes ``indices[e]``; each edge is kept at both its ends.
-Every node sums its own row in a fixed order and writes to no other, so the bits do not depend on the number of threads.
-
-The primal-dual loops solve ``min_u F(Du) + sum_i [rigid_i / 2 |u_i - f_i|^2 + (u_i in the box)]`` in the scaling that
-`nlflow.functionals.variational.primal_dual` explains: with edges as cells F is ``1/2 sum_ij W_ij |u_i - u_j|`` and the
-dual vectors q_ij = -q_ji are kept at both ends, so that a node needs its own row alone; with nodes as cells F is
-``sum_i a_i (sum_j W_ij |u_i - u_j|^2)^(1/2)``, q_ij belongs to the cell i, and a node looks up q_ji by ``reverse``.
-"""
+# Node i has the edges ``indptr[i] <= e < indptr[i + 1]`` to the nodes ``indices[e]``; each edge is kept at both its
+# ends. A node sums its own row in a fixed order and writes to no other, so the bits do not depend on the number of
+# threads.
+#
+# The primal-dual loops solve ``min_u F(Du) + sum_i [rigid_i / 2 |u_i - f_i|^2 + (u_i in the box)]`` in the scaling that
+# `nlflow.functionals.variational.primal_dual` explains: with edges as cells F is ``1/2 sum_ij W_ij |u_i - u_j|`` and
+# the dual vectors q_ij = -q_ji are kept at both ends, so that a node needs its own row alone; with nodes as cells F is
+# ``sum_i a_i (sum_j W_ij |u_i - u_j|^2)^(1/2)``, q_ij belongs to the cell i, and a node looks up q_ji by ``reverse``.
 
 import numpy as np
 from numba import prange, types
@@ -66,22 +66,13 @@ def _descend(i, flow, step, degree, rigid, f, box, u, ahead):
 
 @njit(parallel=True, cache=True, fastmath=_FLAGS)
 def step_edges(indptr, indices, weights, degree, rigid, f, box, steps, seen, q, u, ahead):
-    """One iteration with edges as cells: dual step from `seen`, primal step of `u`, extrapolation into `ahead`.
-
-    Parameters
-    ----------
-    weights : (edges,)
-        W_ij.
-    degree, rigid : (N,)
-        sum_j W_ij, and the fidelity times the quadrature weight.
-    f, seen, u, ahead : (N, D)
-        Observed signal; extrapolated signals, read and written; the signal.
-    box : (2, D)
-    steps : (2,)
-        Dual step and primal step.
-    q : (edges, D)
-        Of norm 1 at most.
-    """
+    """Take one iteration with edges as cells."""
+    # - weights : (edges,); W_ij.
+    # - degree, rigid : (N,); sum_j W_ij, and the fidelity times the quadrature weight.
+    # - f, seen, u, ahead : (N, D); Observed signal; extrapolated signals, read and written; the signal.
+    # - box : (2, D)
+    # - steps : (2,); Dual step and primal step.
+    # - q : (edges, D)
     D = u.shape[1]
     rise = steps[0] * u.dtype.type(0.5)
     one = u.dtype.type(1)
@@ -116,10 +107,8 @@ def step_edges(indptr, indices, weights, degree, rigid, f, box, steps, seen, q, 
 
 @njit(parallel=True, cache=True, fastmath=_FLAGS)
 def raise_nodes(indptr, indices, roots, cells, rise, seen, q):
-    """Dual step with nodes as cells: ``q_ij += rise a_i sqrt(W_ij) (u_i - u_j)``, put back into the unit ball.
-
-    ``roots`` is sqrt(W_ij), (edges,), and ``cells`` is a_i, (N,); the rest as in `step_edges`.
-    """
+    """Dual step with nodes as cells: ``q_ij += rise a_i sqrt(W_ij) (u_i - u_j)``, put back into the unit ball."""
+    # ``roots`` is sqrt(W_ij), (edges,), and ``cells`` is a_i, (N,); the rest as in `step_edges`.
     D = seen.shape[1]
     one = seen.dtype.type(1)
     for i in prange(seen.shape[0]):
@@ -146,7 +135,7 @@ def raise_nodes(indptr, indices, roots, cells, rise, seen, q):
 
 @njit(parallel=True, cache=True, fastmath=_FLAGS)
 def lower_nodes(indptr, indices, reverse, roots, cells, degree, rigid, f, box, steps, q, u, ahead):
-    """Primal step with nodes as cells; arguments as in `step_edges` and `raise_nodes`."""
+    """Primal step with nodes as cells."""
     D = u.shape[1]
     for i in prange(u.shape[0]):
         flow = np.zeros(D, u.dtype)
@@ -166,11 +155,8 @@ def lower_nodes(indptr, indices, reverse, roots, cells, degree, rigid, f, box, s
 
 @njit(parallel=True, cache=True)
 def dual_terms(indptr, indices, reverse, weights, roots, cells, nodes, u, q, flow, out):
-    """Write the divergence D'q to ``flow`` and each node's share of F(Du) and of F(Du) - <Du, q> to ``out``.
-
-    In float64, and such that no share is negative. ``nodes`` says that nodes are cells, flow is (N, D), out is (N, 2);
-    the other arguments are those of the loops above.
-    """
+    """Write the divergence D'q to ``flow`` and each node's share of F(Du) and of F(Du) - <Du, q> to ``out`` (N, 2)."""
+    # In float64, and such that no share is negative. ``nodes`` says that nodes are cells.
     D = u.shape[1]
     for i in prange(u.shape[0]):
         for c in range(D):

@@ -1,9 +1,7 @@
-"""Forces between all pairs of particles, in open space or to the nearest image in a periodic box.
+"""Forces between all pairs of particles, in open space or to the nearest image in a periodic box."""
 
-The weights of a group of particles and a line of others are written as in `nlflow.backends.numba.pairwise`; here they
-are multiplied with the differences of the coordinates. Those of a pair and of its reverse have the same bits, with
-opposite signs: what particles do to each other cancels but for the rounding of the sums.
-"""
+# Differences of a pair and of its reverse have the same bits, with opposite signs: what particles do to each other
+# cancels but for the rounding of the sums.
 
 from typing import Any
 
@@ -27,10 +25,8 @@ from nlflow.backends.numba.vectors import BYTES, Vectors, index
 
 
 def _puller(periodic: bool, reflects: bool) -> Any:
-    """Return an instruction that multiplies a table of weights with the differences of one coordinate.
-
-    With `reflects`, what a group does to each source is subtracted from the sum of that.
-    """
+    """Return an instruction that multiplies a table of weights with the differences of one coordinate."""
+    # With `reflects`, what a group does to each source is subtracted from the sum of that.
     at_once = 2  # sources, whose sums are kept apart: an addition takes as long as eight can be begun
 
     @intrinsic
@@ -108,37 +104,19 @@ def pair_fields(
     weigh, pulls, periodic, numbers, periods, axes, size, x, y, lows, highs, others_lows, others_highs, limit, values,
     sums,
 ):  # fmt: skip
-    """Sums ``sum_j g_ij values_jc``, or ``sum_j g_ij values_j0 (x_i - y_j)``, for every query.
-
-    Parameters
-    ----------
-    weigh : int
-        Address of what writes g of the squared distance (`nlflow.backends.numba.pairwise.weigher`).
-    pulls : bool
-        Whether differences are summed.
-    periodic : bool
-        Whether they are those to the nearest image.
-    numbers : (n,)
-        Of the formula.
-    periods : (2 d,)
-        Of the coordinates, 0 for none, and their inverses.
-    axes : (axes,)
-        Periods along the axes of the boxes, float64.
-    size : int
-        Of a block, a multiple of `group`.
-    x : (d, M)
-        Queries, as many as a multiple of `group`.
-    y : (N, d)
-        Sources, as many as a multiple of `SOURCES`.
-    lows, highs, others_lows, others_highs : (blocks, axes)
-        Boxes around blocks of queries and sources, float64.
-    limit : float
-        Squared distance beyond which two boxes are left out.
-    values : (N, C)
-        0 for sources that fill up.
-    sums : (M, C) or (M, d)
-        Written, float64.
-    """
+    """Sums ``sum_j g_ij values_jc``, or with `pulls` ``sum_j g_ij values_j0 (x_i - y_j)``, for each query."""
+    # - weigh : int; Address of what writes g of the squared distance (`nlflow.backends.numba.pairwise.weigher`).
+    # - pulls, periodic : bool; Whether differences are summed, and whether they are those to the nearest image.
+    # - numbers : (n,); Of the formula.
+    # - periods : (2 d,); Of the coordinates, 0 for none, and their inverses.
+    # - axes : (axes,); Periods along the axes of the boxes, float64.
+    # - size : int; Of a block, a multiple of `group`.
+    # - x : (d, M); Queries, M a multiple of `group`.
+    # - y : (N, d); Sources, N a multiple of `SOURCES`.
+    # - lows, highs, others_lows, others_highs : (blocks, axes); Boxes around blocks of queries and sources, float64.
+    # - limit : float; Squared distance beyond which two boxes are left out.
+    # - values : (N, C); 0 for sources that fill up.
+    # - sums : (M, C) or (M, d); Written, float64.
     d, queries = x.shape
     sources, columns = len(y), sums.shape[1]
     width, known, box = VECTORS * BYTES // x.itemsize, address_of(numbers), address_of(periods)
@@ -177,20 +155,12 @@ def pair_fields(
 
 @njit(parallel=True, cache=True)
 def mutual_fields(weigh, periodic, numbers, periods, axes, size, x, y, lows, highs, limit, weights, sums):
-    """Sums ``sum_j g_ij weights_j (y_i - y_j)`` for every point; g of a pair is written once, for both of its points.
-
-    Parameters
-    ----------
-    weigh, periodic, numbers, periods, axes, size, lows, highs, limit
-        See `pair_fields`; `size` is at most `LINE`.
-    x : (d, N)
-    y : (N, d)
-        The same points, as many as a multiple of `size`.
-    weights : (N, 1)
-        0 for points that fill up.
-    sums : (P, N, d)
-        Parts of the sums, which are 0 before, float64. Who writes which does not depend on the number of threads.
-    """
+    """Sums ``sum_j g_ij weights_j (y_i - y_j)`` for each point; g of a pair is computed once for both its points."""
+    # - weigh, periodic, numbers, periods, axes, size, lows, highs, limit: See `pair_fields`; `size` is at most `LINE`.
+    # - x : (d, N)
+    # - y : (N, d); The same points, N a multiple of `size`.
+    # - weights : (N, 1); 0 for points that fill up.
+    # - sums : (P, N, d); Parts of the sums, 0 before, float64.
     d, count = x.shape
     blocks = count // size
     width, known, box = VECTORS * BYTES // x.itemsize, address_of(numbers), address_of(periods)

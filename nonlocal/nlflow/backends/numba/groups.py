@@ -1,11 +1,10 @@
-"""The local Wiener step on groups of alike patches.
+"""The local Wiener step on groups of alike patches."""
 
-Arrays are planar, (C, slices, rows, columns); an image has one slice, a signal one slice of one row. A patch is known
-by its corner, the flat index ``(slice * rows + row) * columns + column``. The work is cut into jobs, each a run of
-references in one row of them. A job sums the patches that it puts back into a window of its own, and the windows are
-added in the order of the jobs: the result has the same bits for any number of threads, and, as runs start at fixed
-references, for an image and for a strip of it.
-"""
+# Arrays are planar, (C, slices, rows, columns); an image has one slice, a signal one slice of one row. A patch is known
+# by its corner, the flat index ``(slice * rows + row) * columns + column``. The work is cut into jobs, each a run of
+# references in one row of them. A job sums the patches that it puts back into a window of its own, and the windows are
+# added in the order of the jobs: the result has the same bits for any number of threads, and, as runs start at fixed
+# references, for an image and for a strip of it.
 
 import math
 from functools import cache
@@ -211,7 +210,7 @@ def filter_wide(
     double, state, pilot, c, places, count, patch, noise, correlation, whitening, basis, shrink, powers, across, room,
     among, spare, given, change, weight,
 ):  # fmt: skip
-    """Filter a group in double precision, by `wiener` at the address `double`; `spare` holds what that works on."""
+    """Filter a group in double precision; `spare` is scratch."""
     most, wide, line = weight.shape[0] - 1, weight.shape[1], noise.shape[0]
     first, second, third = 4 * most * wide, 4 * most * wide + room.size, 4 * most * wide + room.size + among.size
     held = spare[:first].reshape(4, most, wide)
@@ -247,7 +246,7 @@ def filter_job(
     slices, rows, columns, begun, patch, radii, run, motion, leave, factor, shrink, powers, across,
     running, rounding, lost, windows,
 ):  # fmt: skip
-    """Do one of the jobs of `filter_groups`, which see."""
+    """Do one job of `filter_groups`."""
     job = begun + slot
     sums = windows[slot]
     pz, ph, pw = patch
@@ -402,46 +401,27 @@ def filter_groups(
     counts, slices, rows, columns, begun, patch, radii, run, motion, leave, factor, shrink, powers, across,
     running, rounding, lost, windows, count,
 ):  # fmt: skip
-    r"""Filter the groups of some jobs and put the patches back.
-
-    A token z of a group with mean m becomes ``z - N (C + N)^-1 (z - m)``: one semi-implicit step of E with the fidelity
-    matrix C N^-1, C the covariance of the group's tokens in the pilot and N the noise that the state still holds. A
-    share of it may be replaced by the step across the members, see `nlflow.denoising.patches.filters.GroupFilter`.
-
-    Parameters
-    ----------
-    each, one, single : int
-        Addresses of `nlflow.backends.numba.calls.each`, of `filter_job`, and of `wiener` in the precision of the state.
-    double : (int, int)
-        From `double`; 0 and 0 where that is not compiled yet.
-    state, pilot, observed : (C, Z, H, W)
-        The running state z, the estimate from which covariances are taken, and the input.
-    variance : (C, Z, H, W) or (C, 1, 1, 1)
-        Variance of the noise in the input.
-    correlation, whitening, extremes, basis
-        Matrices of the noise, see `nlflow.denoising.patches.filters`; a basis as in `wiener`.
-    members, counts : from `nlflow.backends.numba.search.find_groups`
-    slices, rows, columns : (A,), (B,), (E,)
-    begun : int
-        The first of the jobs, in the order of `find_groups`.
-    patch, radii, run, motion
-        As in `find_groups`.
-    leave, factor, shrink, across, running
-        As in `nlflow.denoising.patches.filters.Stage`.
-    powers : (9,) or (0,)
-        As in `wiener`.
-    rounding : (single, double)
-        Relative rounding over `ERROR`: of the precision of the state, in which a group is filtered where that is
-        enough, and of double precision, in which the others are.
-    lost : (jobs,) bool, output
-        Which jobs came to a group that asks for double precision where there is none, and have to be done again.
-    windows : (jobs, 2 or 3, C, 2 Rz + pz, 2 Ry + ph, width), output
-        Sums of weight x estimate, of weights and, where there are three, of weight x next state, from slice
-        ``slices[a] - Rz``, row ``rows[b] - Ry`` and column ``columns[first] - Rx`` on, each slice displaced by its
-        motion.
-    count : int
-        Of the jobs.
-    """
+    """Filter the groups of some jobs and put the patches back."""
+    # A token z of a group with mean m becomes ``z - N (C + N)^-1 (z - m)``: C is the covariance of its tokens in the
+    # pilot, N the noise that the state still holds.
+    # - each, one, single : addresses of `nlflow.backends.numba.calls.each`, of `filter_job`, and of `wiener` in the
+    #   precision of the state
+    # - double : (int, int), from `double`; 0 and 0 where that is not compiled yet
+    # - state, pilot, observed : (C, Z, H, W); the running state z, the estimate from which covariances are taken, and
+    #   the input
+    # - variance : (C, Z, H, W) or (C, 1, 1, 1), of the noise in the input
+    # - correlation, whitening, extremes, basis : as in `nlflow.denoising.patches.filters`; a basis as in `wiener`
+    # - members, counts : from `nlflow.backends.numba.search.find_groups`, as slices, rows, columns, patch, radii, run
+    #   and motion
+    # - begun : the first of the jobs, in the order of `find_groups`
+    # - leave, factor, shrink, across, running : as in `nlflow.denoising.patches.filters.Stage`; powers as in `wiener`
+    # - rounding : relative rounding over `ERROR`, of the precision of the state and of double precision
+    # - lost : (jobs,) bool, written: jobs that met a group which asks for double precision where there is none, and
+    #   have to be done again
+    # - windows : (jobs, 2 or 3, C, 2 Rz + pz, 2 Ry + ph, width), written: sums of weight x estimate, of weights and,
+    #   where there are three, of weight x next state, from slice ``slices[a] - Rz``, row ``rows[b] - Ry`` and column
+    #   ``columns[first] - Rx`` on, each slice displaced by its motion
+    # - count : of the jobs
     _filter_jobs(
         each, one, count,
         (
@@ -454,7 +434,7 @@ def filter_groups(
 
 @njit(error_model="numpy", **APART)
 def add_band(band, windows, slices, rows, columns, begun, last, radii, run, motion, out):
-    """Add what the windows hold of some rows of the image."""
+    """Add some rows of the windows to the image."""
     D, H, W = out.shape[2:]
     runs = (columns.shape[0] + run - 1) // run
     kinds, planes, deep, high, wide = windows.shape[1:]
@@ -481,10 +461,7 @@ _add_bands = jobs(add_band)
 
 @njit(cache=True, no_cfunc_wrapper=True)
 def add_windows(each, one, windows, slices, rows, columns, begun, last, radii, run, motion, out):
-    """Add the windows of `filter_groups` to the image ``out`` (2 or 3, C, Z, H, W), in the order of the jobs.
-
-    Each thread has some rows of the image.
-    """
+    """Add the windows of `filter_groups` to the image ``out`` (2 or 3, C, Z, H, W), in the order of the jobs."""
     bands = (out.shape[3] + _BAND - 1) // _BAND
     _add_bands(each, one, bands, (windows, slices, rows, columns, begun, last, radii, run, motion, out))
 
@@ -512,7 +489,7 @@ loop = loader(_loops)
 
 @cache
 def double(dtype: str) -> tuple[int, int]:
-    """Return the addresses of `filter_wide` and of `wiener`, which few groups ask for: compiled when one does."""
+    """Return the addresses of `filter_wide` and of `wiener`, compiled when a group first asks for them."""
     real = types.float32 if dtype == "float32" else types.float64
     line, plane, room, image = (types.Array(real, dimensions, "C") for dimensions in (1, 2, 3, 4))
     whole, number, places = types.int64, types.float64, types.Array(types.int64, 2, "C")

@@ -1,13 +1,11 @@
-"""How a compiled loop starts its threads: by Numba's threading layer, or not at all where that cannot work.
+"""How a compiled loop starts its threads: by Numba's threading layer, or not at all where that cannot work."""
 
-A layer of Numba ends the process in two cases. GNU OpenMP does in a child of `os.fork` (`multiprocessing` and the
-workers of a DataLoader on Linux), its own pool ``workqueue`` where two threads of the caller start a loop at a time. In
-both a loop runs in the thread that calls it. It is cut into the same pieces as before, and each of them is summed in
-the same order: the bits are the same.
-
-Numba's loops call the layer by the name ``numba_parallel_for``. Loops of this package, and no others, are linked to
-the function `_launching` by that name, which decides and calls on.
-"""
+# A layer of Numba ends the process in two cases: GNU OpenMP in a child of `os.fork` (`multiprocessing` and the workers
+# of a DataLoader on Linux), and ``workqueue`` where two threads of the caller start a loop at a time. In both a loop
+# runs in the thread that calls it, cut into the same pieces, each summed in the same order: the bits are the same.
+#
+# Numba's loops call the layer by the name ``numba_parallel_for``. Loops of this package are linked to the function
+# `_launching` by that name, which decides and calls on.
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -32,7 +30,7 @@ _LAUNCH = ir.FunctionType(_NOTHING, [_ADDRESS] * 8)
 
 @contextmanager
 def linked() -> Iterator[None]:
-    """Link the loops that are compiled or loaded in this context to `_launching`."""
+    """Link the loops that are compiled or loaded in this context to our launcher."""
     layer, engine = _launcher()
     llvm.add_symbol(_LAYER, engine.get_function_address(_OWN))
     try:
@@ -43,11 +41,9 @@ def linked() -> Iterator[None]:
 
 @cache
 def start_threads() -> None:
-    """Have Numba start its threads, from a thread that ends then.
-
-    GNU OpenMP gives the thread that starts them their number for all its later work: torch, on the same library, would
-    compute on so many threads from then on, whatever its user had set.
-    """
+    """Have Numba start its threads, from a thread that ends then."""
+    # GNU OpenMP gives the thread that starts them their number for all its later work: torch, on the same library,
+    # would compute on so many threads from then on, whatever its user had set.
     with ThreadPoolExecutor(1) as starter:
         try:
             starter.submit(parallel._launch_threads).result()

@@ -1,4 +1,4 @@
-"""Compiling loops, or loading them from the cache, with the time that it takes kept."""
+"""Compiling loops, or loading them from the cache."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -20,10 +20,7 @@ tell: Callable[[], None] | None = None
 
 
 def njit(*signature: Any, **options: Any) -> Callable[[Callable[..., Any]], Any]:
-    """Return Numba's decorator, for loops that work without a cache where no folder can be written.
-
-    So it is in a container without a home, for a service, or in an installation of another user.
-    """
+    """Return Numba's decorator, which does without a cache where no folder can be written."""
     import numba
 
     cache = options.pop("cache", False)
@@ -70,10 +67,7 @@ def _without_cache(dispatcher: Any, error: Exception) -> None:
 
 
 def compiled(dispatcher: Any, signature: Any) -> Callable[..., None]:
-    """Return a loop, compiled for a signature now or loaded from the cache; the time is added to `seconds`.
-
-    Ctrl-C meanwhile ends it. A cache that cannot be read or written is left alone.
-    """
+    """Return a loop, compiled for a signature now or loaded from the cache; the time is added to `seconds`."""
     global seconds
     from nlflow.backends.numba.launch import linked
 
@@ -114,15 +108,10 @@ def _told() -> Iterator[None]:
 
 
 def loader(loops: Callable[[Any], dict[str, tuple[Any, ...]]]) -> Callable[..., Callable[..., None]]:
-    """Return the function ``loop(name, dtype)`` of a module of loops, which compiles one or loads it from the cache.
-
-    Parameters
-    ----------
-    loops : callable
-        Numba's type of a float to {name: (loop, type of the first argument, ...)}. The first arguments may be what the
-        loop calls by address (`nlflow.backends.numba.calls.Callee`), the last of them compiled first; who calls the
-        loop leaves them out.
-    """
+    """Return the function ``loop(name, dtype)`` of a module of loops, which compiles one or loads it from the cache."""
+    # `loops` takes Numba's type of a float to {name: (loop, type of the first argument, ...)}. The first arguments may
+    # be what the loop calls by address (`nlflow.backends.numba.calls.Callee`), the last of them compiled first; who
+    # calls the loop leaves them out.
 
     @cache
     def loop(name: str, dtype: str = "float64") -> Callable[..., None]:

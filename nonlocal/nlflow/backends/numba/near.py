@@ -1,7 +1,6 @@
-"""Pairs of nodes within a radius, found block by block; `nlflow.affinities.regions` orders the nodes and draws boxes.
+"""Pairs of nodes within a radius, found block by block."""
 
-Squared distances are summed over the coordinates in their order, so those of (i, j) and (j, i) have the same bits.
-"""
+# Squared distances are summed over the coordinates in their order, so those of (i, j) and (j, i) have the same bits.
 
 import numpy as np
 from numba import prange, types
@@ -14,7 +13,8 @@ _FLAGS = {"contract", "nsz"}  # squares may overflow
 
 @njit(inline="always")
 def boxes_near(lows, highs, own, others_lows, others_highs, other, limit):
-    """Whether two boxes come within ``limit`` (squared) of each other; the axes that tell most come first."""
+    """Whether two boxes come within ``limit`` (squared) of each other."""
+    # The axes that tell most come first.
     square = 0.0
     for c in range(lows.shape[1]):
         gap = max(max(others_lows[other, c] - highs[own, c], lows[own, c] - others_highs[other, c]), 0.0)
@@ -54,24 +54,14 @@ def _row(columns, i, start, limit, square, place, indices, squares, fill):
 
 @njit(parallel=True, cache=True)
 def near_pairs(columns, lows, highs, parents_lows, parents_highs, reach, limit, counts, indptr, indices, squares):
-    """Count the nodes within a radius of each node, or list them by rows, in order.
-
-    Parameters
-    ----------
-    columns : (d, N)
-        Coordinates of nodes in order; NaN, up to a multiple of 64, at the end.
-    lows, highs : (blocks, axes)
-        Boxes of blocks of 64 nodes.
-    parents_lows, parents_highs : (parents, axes)
-        Boxes of 64 blocks each.
-    reach, limit : float
-        Squared distances up to which boxes may hold a pair, and of a pair.
-    counts : (N,)
-        Written where `indices` is empty.
-    indptr : (N + 1,)
-    indices, squares : (pairs,)
-        Written: the nodes, and their squared distances.
-    """
+    """Count the nodes within a radius of each node, or list them by rows, in order."""
+    # - columns : (d, N); Coordinates of nodes in order; NaN, up to a multiple of 64, at the end.
+    # - lows, highs : (blocks, axes); Boxes of blocks of 64 nodes.
+    # - parents_lows, parents_highs : (parents, axes); Boxes of 64 blocks each.
+    # - reach, limit : float; Squared distances up to which boxes may hold a pair, and of a pair.
+    # - counts : (N,); Written where `indices` is empty.
+    # - indptr : (N + 1,)
+    # - indices, squares : (pairs,); Written: the nodes, and their squared distances.
     fill = len(indices) > 0
     for block in prange(len(lows)):
         square = np.empty(_BLOCK)

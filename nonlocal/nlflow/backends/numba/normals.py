@@ -1,13 +1,12 @@
-"""Normal numbers that are counted: each is computed from a key and its own place alone.
+"""Standard normal numbers, each computed from a key and its own place alone."""
 
-Philox4x32-10 (Salmon, Moraes, Dror and Shaw 2011, doi 10.1145/2063384.2063405) turns a key of 64 bits and a counter of
-four words into four random words. The counter says (pair of nodes, channel, step, stream), and the two normals of Box
-and Muller (1958, doi 10.1214/aoms/1177706645) that the words make are those of the two nodes. So a number does not
-depend on the array that it is asked for in: threads, blocks, processes and a run that goes on have the same ones.
-
-Logarithm, sine and cosine are series of products and sums that no option lets the compiler reorder or contract, so
-numbers have the same bits on all processors, and each step of the loops takes several of them at a time.
-"""
+# Philox4x32-10 (Salmon, Moraes, Dror and Shaw 2011, doi 10.1145/2063384.2063405) turns a key of 64 bits and a counter
+# of four words into four random words. The counter says (pair of nodes, channel, step, stream), and the two normals of
+# Box and Muller (1958, doi 10.1214/aoms/1177706645) that the words make are those of the two nodes. So a number does
+# not depend on the array that it is asked for in: threads, blocks, processes and a run that goes on have the same ones.
+#
+# Logarithm, sine and cosine are series of products and sums that no option lets the compiler reorder or contract, so
+# that numbers have the same bits on all processors; each step of the loops takes several of them at a time.
 
 import math
 
@@ -55,7 +54,7 @@ def _series(coefficients, x):
 
 @njit(cache=True)
 def words(counters, key, out):
-    """Write the words of Philox4x32-10 of each row of counters, (M, 4), as published vectors tell them."""
+    """Write the words of Philox4x32-10 of each row of counters, (M, 4)."""
     key_0, key_1 = key & _LOW, key >> _HALF
     for i in range(len(counters)):
         own = _words(counters[i, 0], counters[i, 1], counters[i, 2], counters[i, 3], key_0, key_1)
@@ -65,15 +64,8 @@ def words(counters, key, out):
 
 @njit(parallel=True, cache=True)
 def normals(key, step, stream, node, channel, out):
-    """Write standard normals.
-
-    Parameters
-    ----------
-    key : of 64 bits
-    step, stream : of 32 bits
-    node, channel : those of the first number
-    out : (N, D), output
-    """
+    """Write standard normals to ``out`` (N, D), the first of them of `node` and `channel`."""
+    # `key` has 64 bits, `step` and `stream` have 32.
     count, width = out.shape
     key_0, key_1 = key & _LOW, key >> _HALF
     first, last = node // 2, (node + count - 1) // 2

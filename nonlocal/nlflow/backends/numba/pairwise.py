@@ -1,9 +1,8 @@
-"""Weighted sums over all pairs of nodes, with the kernel computed anew for each pair: O(N) memory.
+"""Weighted sums over all pairs of nodes, with the kernel computed anew for each pair: O(N) memory."""
 
-A group is summed by one thread, line after line of sources, so that the bits do not depend on the number of threads.
-Within a line terms are added up in the precision of the features, lines in float64. The weights are written by a
-function of each kernel's form, which the loop calls by its address.
-"""
+# A group is summed by one thread, line after line of sources, so that the bits do not depend on the number of threads.
+# Within a line terms are added up in the precision of the features, lines in float64. The weights are written by a
+# function of each kernel's form, which the loop calls by its address.
 
 import ast
 import hashlib
@@ -44,12 +43,12 @@ _HIGHEST = {4: 100.0, 8: 1000.0}  # powers of two that are taken
 
 
 def group(dtype: Any) -> int:
-    """Return how many queries are summed together; their number has to be a multiple of it."""
+    """Return how many queries are summed together."""
     return int(VECTORS * BYTES // np.dtype(dtype).itemsize)
 
 
 def data(context: Any, builder: Any, signature: Any, arguments: Any, place: int) -> Any:
-    """Return the address of the numbers of an array, an argument of an instruction."""
+    """Return the address of the numbers of an array argument of an instruction."""
     return context.make_array(signature.args[place])(context, builder, arguments[place]).data
 
 
@@ -65,12 +64,10 @@ def address_of(typingctx, array):
 
 @intrinsic(prefer_literal=True)
 def _weigh(typingctx, form, kind, d, count, x, y, table, reference, numbers, top):
-    """Write the weights between a group of queries and a line of sources, at addresses of numbers of a kind.
-
-    `form` is the structure of k as an expression of the squared distance (`nlflow.kernels.expressions`), whose numbers
-    are in `numbers`; or `DOT_PRODUCT`, for 2^(x.y - reference), of which `top` gets the largest exponents. After
-    `PERIODIC` distances are those to the nearest image: at `reference` are the periods, and their inverses.
-    """
+    """Write the weights between a group of queries and a line of sources, at addresses of numbers of a kind."""
+    # `form` is the structure of k as an expression of the squared distance (`nlflow.kernels.expressions`), whose
+    # numbers are in `numbers`; or `DOT_PRODUCT`, for 2^(x.y - reference), of which `top` gets the largest exponents.
+    # After `PERIODIC` distances are those to the nearest image: at `reference` are the periods, and their inverses.
     signature = types.void(form, kind, d, count, x, y, table, reference, numbers, top)
     written = form.literal_value
     dots, periodic = written == DOT_PRODUCT, written.startswith(PERIODIC)
@@ -122,10 +119,8 @@ def _weigh(typingctx, form, kind, d, count, x, y, table, reference, numbers, top
 
 
 def nearest_image(v: Vectors, periods: Any, c: Any, d: Any) -> Callable[[Any], Any]:
-    """Return what turns the difference of coordinates c into that to the nearest image; a period of 0 is none.
-
-    At `periods` are those of the d coordinates, and then their inverses.
-    """
+    """Return what turns the difference of coordinates c into that to the nearest image; a period of 0 is none."""
+    # At `periods` are those of the d coordinates, and then their inverses.
     less = v.builder.fneg(v.broadcast_from(periods, c))
     inverse = v.broadcast_from(periods, v.builder.add(d, c))
 
@@ -136,15 +131,11 @@ def nearest_image(v: Vectors, periods: Any, c: Any, d: Any) -> Callable[[Any], A
 
 
 class _Written:
-    """Writes the instructions of an expression of the squared distance; its numbers are loaded at once.
+    """Writes the instructions of an expression of the squared distance; its numbers are loaded at once."""
 
-    Parameters
-    ----------
-    v : Vectors
-    form : str
-        In prefix notation.
-    numbers : pointer
-    """
+    # - v : Vectors
+    # - form : str; In prefix notation.
+    # - numbers : pointer
 
     def __init__(self, v: Vectors, form: str, numbers: Any) -> None:
         tree = ast.parse(re.sub(r"power:([^(]*)", r"power['\1']", form), mode="eval").body
@@ -205,7 +196,7 @@ def _writer() -> bytes:
 
 @cache
 def weigher(form: str, dtype: str) -> int:
-    """Return the address of the function that writes weights of a form, compiled now or loaded from the cache."""
+    """Return the address of the function that writes weights of a form."""
     bits = 32 if dtype == "float32" else 64
 
     # Addresses, since an array is seven arguments, and there are thousands of calls.
@@ -277,11 +268,9 @@ _add_one, _add_two, _add_four = _adder(1, 4), _adder(2, 2), _adder(4, 1)
 
 @njit()
 def add_weighted(table, count, values, start, apart, sums):
-    """Write ``sum_j table_jq values_jc`` to ``sums`` (C, group); the last channels `apart` (0 or 1) for itself.
-
-    In which order terms are added up depends on how many channels go together, so that one which is there now and
-    then has to go alone: the others keep their bits.
-    """
+    """Write ``sum_j table_jq values_jc`` to ``sums`` (C, group); the last channels `apart` (0 or 1) for itself."""
+    # In which order terms are added up depends on how many channels go together, so that one which is there now and
+    # then has to go alone: the others keep their bits.
     channels = values.shape[1]
     together = channels - apart
     c = 0
@@ -298,7 +287,7 @@ def add_weighted(table, count, values, start, apart, sums):
 
 @njit()
 def scratch(rows, columns, like):
-    """Scratch that starts where a vector does: loads across two lines of the cache cost twice as much."""
+    """Return scratch that starts where a vector does: loads across two lines of the cache cost twice as much."""
     room = np.empty(rows * columns + 64 // like.itemsize, like.dtype)
     first = (-room.ctypes.data % 64) // like.itemsize
     return room[first : first + rows * columns].reshape(rows, columns)
@@ -325,38 +314,22 @@ def pair_sums(
     weigh, products, numbers, size, x, y, lows, highs, limits, others_lows, others_highs, others_limits, values, apart,
     sums, peaks,
 ):  # fmt: skip
-    """Sums ``sum_j k(x_i, y_j) values_jc`` for every query.
-
-    Parameters
-    ----------
-    weigh : int
-        Address of what writes the weights (`weigher`).
-    products : bool
-        Whether they are those of `DOT_PRODUCT`.
-    numbers : (n,)
-        Of the kernel's formula.
-    size : int
-        Of a block, a multiple of `group`.
-    x : (d, M)
-        Queries, as many as a multiple of `group`; for the dot product times the kernel's scale times log2(e).
-    y : (N, d)
-        Sources, as many as a multiple of `SOURCES`.
-    lows, highs : (blocks, axes)
-        Boxes around the blocks of queries, float64.
-    limits : (blocks,)
-        Two blocks are left out where their boxes are farther apart (squared) than the limits of both; float64.
-    others_lows, others_highs, others_limits
-        Of the sources.
-    values : (N, C)
-        Times the quadrature weights.
-    apart : int
-        1 where the last channel is that of the degree, which is not always there; else 0.
-    sums : (M, C)
-        Written, float64; for the dot product over 2^peaks.
-    peaks : (M,)
-        Written, float64: for the dot product a number that is near the largest logit of the row, to the base 2, or
-        between it and 0; 0 for radial kernels.
-    """
+    """Sums ``sum_j k(x_i, y_j) values_jc`` for each query."""
+    # - weigh : int; Address of what writes the weights (`weigher`).
+    # - products : bool; Whether they are those of `DOT_PRODUCT`.
+    # - numbers : (n,); Of the kernel's formula.
+    # - size : int; Of a block, a multiple of `group`.
+    # - x : (d, M); Queries, M a multiple of `group`; for the dot product times the kernel's scale times log2(e).
+    # - y : (N, d); Sources, N a multiple of `SOURCES`.
+    # - lows, highs : (blocks, axes); Boxes around the blocks of queries, float64.
+    # - limits : (blocks,); Two blocks are left out where their boxes are farther apart (squared) than the limits of
+    #   both; float64.
+    # - others_lows, others_highs, others_limits: Of the sources.
+    # - values : (N, C); Times the quadrature weights.
+    # - apart : int; 1 where the last channel is that of the degree, which is not always there; else 0.
+    # - sums : (M, C); Written, float64; for the dot product over 2^peaks.
+    # - peaks : (M,); Written, float64: for the dot product a number near the largest logit of the row, to the base 2,
+    #   or between it and 0; 0 for radial kernels.
     d, queries = x.shape
     sources, channels = values.shape
     width, known = VECTORS * BYTES // x.itemsize, address_of(numbers)

@@ -1,4 +1,4 @@
-"""The search for alike patches and for the motion of blocks; `nlflow.backends.numba.groups` says how images lie."""
+"""The search for alike patches and for the motion of blocks; arrays lie as in `nlflow.backends.numba.groups`."""
 
 import math
 from typing import Any
@@ -28,10 +28,8 @@ def _pointer(context, builder, signature, arguments, place):
 
 @intrinsic
 def _add_columns(typingctx, guide, own, other, width, rows, columns, blocks, sums):
-    """Add to ``sums`` (columns, blocks of lanes) the squared differences of columns, each summed over some rows.
-
-    Line x gets those between the column at ``own + x`` of the flat guide and those from ``other + x`` on, one a lane.
-    """
+    """Add to ``sums`` (columns, blocks of lanes) the squared differences of columns, each summed over some rows."""
+    # Line x gets those between the column at ``own + x`` of the flat guide and those from ``other + x`` on, one a lane.
     signature = types.void(guide, own, other, width, rows, columns, blocks, sums)
 
     def codegen(context, builder, signature, arguments):
@@ -123,11 +121,10 @@ def _kth_smallest(values, blocks, k, most):
 
 @njit(fastmath=_FLAGS, **HELPER)
 def _tied(guide, z, y, x, patch, follow, limit, rounding):
-    """Return between which squared distances patches are as near to that at (z, y, x) as one at the distance `limit`.
-
-    For m samples: (m + 3) roundings of the sum, and those of the samples, which change a difference by 4 of the largest
-    sample at most, and a distance d by 2 sqrt(m d) of that (half of it counts here, `rounding` being twice the unit).
-    """
+    """Return the squared distances between which patches count as near to that at (z, y, x) as one at `limit`."""
+    # For m samples: (m + 3) roundings of the sum, and those of the samples, which change a difference by 4 of the
+    # largest sample at most, and a distance d by 2 sqrt(m d) of that (half of it counts here, `rounding` being twice
+    # the unit).
     pz, ph, pw = patch
     largest = 0 * limit
     for c in range(guide.shape[0]):
@@ -166,7 +163,7 @@ def _ends(follow, last, size):
 def find_job(
     job, guide, edge, slices, rows, columns, shape, patch, radii, run, motion, order, moves, rounding, members, counts
 ):  # fmt: skip
-    """Find the groups of one run of references; the others of the arguments are those of `find_groups`."""
+    """Find the groups of one run of references, for `find_groups`."""
     D, H, W = shape
     pz, ph, pw = patch
     Rz, Ry, Rx = radii
@@ -268,36 +265,24 @@ def find_groups(
     each, one, guide, edge, slices, rows, columns, shape, patch, radii, run, motion, order, moves, rounding, members,
     counts,
 ):  # fmt: skip
-    """Find the patches nearest to each reference patch, itself first, in its window.
-
-    Parameters
-    ----------
-    each, one : int
-        Addresses of `nlflow.backends.numba.calls.each` and of `find_job`.
-    guide : (C, Z, H, edge + W + more)
-        What is compared, within anything finite: at its left as many samples as a row is displaced at most (by `motion`
-        and `radii`), at its right also those of a vector and `COLUMNS`.
-    edge : int
-    slices, rows, columns : (A,), (B,), (E,)
-        Corners of the references.
-    shape, patch, radii : (Z, H, W), (pz, ph, pw), (Rz, Ry, Rx)
-    run : int
-        References of a job, at most.
-    motion : (jobs, 2 Rz + pz, 2) int32
-        See `nlflow.denoising.patches.lattice.Lattice`. Frames of a patch, and windows, are displaced by it.
-    order : (offsets,) int32
-        The offsets of a window (in C order), by their length: of patches that are equally near, within rounding, those
-        are taken whose offset comes first.
-    moves : (offsets,) int32
-        How far the offsets of a window lead in an image whose samples are numbered in C order.
-    rounding : float
-        Relative rounding of the guide.
-    members : (A B E, n) int32, output
-        Corners of the members, the reference first, then in C order. Where windows are displaced, a corner is told
-        without the displacement of its frame.
-    counts : (A B E,) int32, output
-        How many there are: n, or fewer where the window holds fewer patches.
-    """
+    """Find the patches nearest to each reference patch, itself first, in its window."""
+    # - each, one : int; Addresses of `nlflow.backends.numba.calls.each` and of `find_job`.
+    # - guide : (C, Z, H, edge + W + more); What is compared, within anything finite: at its left as many samples as a
+    #   row is displaced at most (by `motion` and `radii`), at its right also those of a vector and `COLUMNS`.
+    # - edge : int
+    # - slices, rows, columns : (A,), (B,), (E,); Corners of the references.
+    # - shape, patch, radii : (Z, H, W), (pz, ph, pw), (Rz, Ry, Rx)
+    # - run : int; References of a job, at most.
+    # - motion : (jobs, 2 Rz + pz, 2) int32; Displacement of the frames of a patch, and of windows; see
+    #   `nlflow.denoising.patches.lattice.Lattice`.
+    # - order : (offsets,) int32; The offsets of a window (in C order), by their length: of patches that are equally
+    #   near, within rounding, those are taken whose offset comes first.
+    # - moves : (offsets,) int32; How far the offsets of a window lead in an image whose samples are numbered in C
+    #   order.
+    # - rounding : float; Relative rounding of the guide.
+    # - members : (A B E, n) int32, output; Corners of the members, the reference first, then in C order, without the
+    #   displacement of frames.
+    # - counts : (A B E,) int32, output; How many there are: n, or fewer where the window holds fewer patches.
     runs = (columns.shape[0] + run - 1) // run
     _find_jobs(
         each, one, slices.shape[0] * rows.shape[0] * runs,
@@ -339,20 +324,14 @@ def _difference(first, second, top, left, side, dy, dx):
 
 @njit(parallel=True, cache=True, fastmath=_FLAGS)
 def match_blocks(first, second, guess, step, side, radius, least, moved):
-    """Find where blocks of a frame have moved to in another.
-
-    Parameters
-    ----------
-    first, second : (H, W)
-    guess : (A, B, 2) int32
-        Rows and columns by which the blocks are expected to move.
-    step, side, radius : int
-        Distance of the middles of blocks, the first at half of it; side of a block; how far from the guess is looked.
-    least : float
-        A displacement has to lower the variance of the difference by this part of it to be preferred to the guess and
-        to none.
-    moved : (A, B, 2) int32, output
-    """
+    """Find where blocks of a frame have moved to in another."""
+    # - first, second : (H, W)
+    # - guess : (A, B, 2) int32; Expected displacements, in rows and columns.
+    # - step, side, radius : int; Distance of the middles of blocks, the first at half of it; side of a block; how far
+    #   from the guess is looked.
+    # - least : float; A displacement is preferred to the guess and to none if it lowers the variance of the difference
+    #   by this part.
+    # - moved : (A, B, 2) int32, output
     for a in prange(guess.shape[0]):
         for b in range(guess.shape[1]):
             top = a * step + step // 2 - side // 2

@@ -1,17 +1,16 @@
-"""Windowed sums over a grid neighbourhood, with weights from patch distances.
+"""Windowed sums over a grid neighbourhood, with weights from patch distances."""
 
-Arrays are planar: signals are (D, rows, columns), padded by the search radius; images are (C, rows, columns), padded by
-the search radius plus the reach of the patches. A one-dimensional signal is a grid of one row. `apply_table` takes
-grids of any dimension, whose outer axes are flattened into rows.
-
-Half of a symmetric stencil is kept: for the offsets s = (di, dj) with di > 0, or di = 0 and dj > 0, the weight
-w_s(x) = k(x, x + s) serves both x and x + s. It is needed for x in the domain and for x + s in the domain, so x runs
-over rows [-di, H) and over columns [-dj, W) or, when dj < 0, over [0, W - dj). In `store_weights` row i of the domain
-is row i + Ri, and column j is column j + max(dj, 0).
-
-The work is cut into tiles whose size does not depend on the number of threads, and each sum is formed by one tile in a
-fixed order: the result has the same bits for any number of threads.
-"""
+# Arrays are planar: signals are (D, rows, columns), padded by the search radius; images are (C, rows, columns), padded
+# by the search radius plus the reach of the patches. A one-dimensional signal is a grid of one row. `apply_table` takes
+# grids of any dimension, whose outer axes are flattened into rows.
+#
+# Half of a symmetric stencil is kept: for the offsets s = (di, dj) with di > 0, or di = 0 and dj > 0, the weight
+# w_s(x) = k(x, x + s) serves both x and x + s. It is needed for x in the domain and for x + s in the domain, so x runs
+# over rows [-di, H) and over columns [-dj, W) or, when dj < 0, over [0, W - dj). In `store_weights` row i of the domain
+# is row i + Ri, and column j is column j + max(dj, 0).
+#
+# The work is cut into tiles whose size does not depend on the number of threads, and each sum is formed by one tile in
+# a fixed order: the result has the same bits for any number of threads.
 
 from typing import Any
 
@@ -123,11 +122,9 @@ def _row_sums(rows, first, width, columns, line):
 
 @njit(fastmath=FLAGS)
 def _box_line(line, spare, out, columns, width):
-    """Sum along a line: ``out[j] = line[j] + ... + line[j + width - 1]`` for j < columns; inputs are overwritten.
-
-    Sums of 1, 2, 4 ... neighbours are formed and those that make up `width` in binary are added: about 2 log2(width)
-    vectorized additions on a line that stays in the first cache.
-    """
+    """Sum along a line: ``out[j] = line[j] + ... + line[j + width - 1]`` for j < columns; inputs are overwritten."""
+    # Sums of 1, 2, 4 ... neighbours are formed and those that make up `width` in binary are added: about 2 log2(width)
+    # vectorized additions on a line that stays in the first cache.
     done = 0
     size = 1
     rest = width
@@ -153,12 +150,12 @@ def _box_line(line, spare, out, columns, width):
 
 @njit(cache=True, fastmath=FLAGS)
 def tile_weights(image, place, di, dj, ri, rj, offset, scale, spatial, tokens, b, line, spare):
-    """Weights k(x, x + s) of one offset on a tile, left in ``b[:rows, :columns]``.
+    """Write weights k(x, x + s) of one offset on a tile to ``b[:rows, :columns]``.
 
-    `place` has the row and column of the tile's corner in the padded `image`, and its rows and columns. The weight is
-    ``spatial * exp(-max(scale * squared_patch_distance - offset, 0))``, averaged over the patch when `tokens` is set.
-    The other arrays are work space.
+    They are ``spatial * exp(-max(scale * squared_patch_distance - offset, 0))``, averaged over the patch if `tokens`.
     """
+    # `place` has the row and column of the tile's corner in the padded `image`, and its rows and columns. The other
+    # arrays are work space.
     row, column, rows, columns = place
     ei = 2 * ri if tokens else ri
     ej = 2 * rj if tokens else rj
@@ -194,7 +191,7 @@ def tile_weights(image, place, di, dj, ri, rj, offset, scale, spatial, tokens, b
 
 
 def callee(real):
-    """Return `tile_weights` in the precision of Numba's type `real`."""
+    """Return `tile_weights` for a type of float."""
     places, sizes = types.UniTuple(types.int64, 4), (types.int64,) * 4
     line, plane, planes = (types.Array(real, dimensions, "C") for dimensions in (1, 2, 3))
     numbers = (real, real, real, types.boolean)
@@ -263,20 +260,13 @@ _store_tile = caller(store_tile)
 
 @njit(parallel=True, cache=True, fastmath=FLAGS)
 def store_weights(body, tile_of, image, offsets, spatial, reach, offset, scale, tokens, isolated, weights):
-    """Fill ``weights[row, offset, column]`` with half of a symmetric stencil.
-
-    Parameters
-    ----------
-    body, tile_of : int
-        Addresses of `store_tile` and `tile_weights`.
-    image : (C, H + 2 m_i, W + 2 m_j)
-        Padded by m = search radius + patch radius (twice the patch radius for `tokens`).
-    offsets, spatial : (S, 2), (S,)
-        Half of the stencil and the factor that each offset carries.
-    reach : (Ri, Rj, ri, rj)
-        Search and patch radii.
-    weights : (H + Ri, S, W + Rj), output
-    """
+    """Fill ``weights[row, offset, column]`` with half of a symmetric stencil."""
+    # - body, tile_of : int; Addresses of `store_tile` and `tile_weights`.
+    # - image : (C, H + 2 m_i, W + 2 m_j); Padded by m = search radius + patch radius (twice the patch radius for
+    #   `tokens`).
+    # - offsets, spatial : (S, 2), (S,); Half of the stencil and the factor that each offset carries.
+    # - reach : (Ri, Rj, ri, rj); Search and patch radii.
+    # - weights : (H + Ri, S, W + Rj), output
     for tile in prange(_tiles(weights.shape[0], weights.shape[2])[1]):
         _store_tile(
             body, (tile_of, np.int64(tile), image, offsets, spatial, reach, offset, scale, tokens, isolated, weights)
@@ -285,7 +275,7 @@ def store_weights(body, tile_of, image, offsets, spatial, reach, offset, scale, 
 
 @njit(cache=True, fastmath=FLAGS)
 def apply_line(tile, weights, offsets, centre, signal, out):
-    """Do one tile of `apply_weights`, which is part of one row."""
+    """Do one tile of `apply_weights`."""
     D, H, W = out.shape
     Ri = weights.shape[0] - H
     Rj = weights.shape[2] - W
@@ -326,16 +316,10 @@ _apply_line = caller(apply_line)
 
 @njit(parallel=True, cache=True, fastmath=FLAGS)
 def apply_weights(body, weights, offsets, centre, signal, out):
-    """Weighted sums ``out(x) = centre u(x) + sum_s w_s(x) u(x + s) + w_s(x - s) u(x - s)``.
-
-    Parameters
-    ----------
-    weights : (H + Ri, S, W + Rj)
-        From `store_weights`.
-    signal : (D, H + 2 Ri, W + 2 Rj)
-        Padded by the search radius.
-    out : (D, H, W), output
-    """
+    """Weighted sums ``out(x) = centre u(x) + sum_s w_s(x) u(x + s) + w_s(x - s) u(x - s)``."""
+    # - weights : (H + Ri, S, W + Rj); From `store_weights`.
+    # - signal : (D, H + 2 Ri, W + 2 Rj); Padded by the search radius.
+    # - out : (D, H, W), output
     for tile in prange(out.shape[1] * ((out.shape[2] + _TILE_COLUMNS - 1) // _TILE_COLUMNS)):
         _apply_line(body, (np.int64(tile), weights, offsets, centre, signal, out))
 
@@ -406,10 +390,7 @@ _apply_tile = caller(apply_tile)
 def apply_recomputed(
     body, tile_of, image, offsets, spatial, reach, offset, scale, tokens, isolated, centre, signal, out
 ):
-    """The sums of `apply_weights` with weights that are computed on the way and never stored.
-
-    Slower by the cost of the weights, O(1) memory a tile. Arguments as in `store_weights` and `apply_weights`.
-    """
+    """The sums of `apply_weights` with weights computed on the way: O(1) memory a tile."""
     for tile in prange(_tiles(out.shape[1], out.shape[2])[1]):
         _apply_tile(
             body,
@@ -439,19 +420,12 @@ def _add_plane(table, steps, signal, start, left, part, target):
 
 @njit(parallel=True, cache=True, fastmath=FLAGS)
 def apply_table(table, starts, steps, signal, out):
-    """Weighted sums with one table of weights for all nodes.
-
-    Parameters
-    ----------
-    table : (planes, rows, 2 Rj + 1)
-        One plane in two dimensions, and one row in one.
-    starts : (H,)
-        The row of `signal` at which the window of each row of `out` begins.
-    steps : (planes, rows)
-        The rows of a window from there.
-    signal : (D, padded rows, W + 2 Rj)
-    out : (D, H, W), output
-    """
+    """Weighted sums with one table of weights for all nodes."""
+    # - table : (planes, rows, 2 Rj + 1); One plane in two dimensions, and one row in one.
+    # - starts : (H,); The row of `signal` at which the window of each row of `out` begins.
+    # - steps : (planes, rows); The rows of a window from there.
+    # - signal : (D, padded rows, W + 2 Rj)
+    # - out : (D, H, W), output
     D, H, W = out.shape
     planes = table.shape[0]
     across = (W + _TILE_COLUMNS - 1) // _TILE_COLUMNS

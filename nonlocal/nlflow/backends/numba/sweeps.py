@@ -1,13 +1,13 @@
-"""Conjugate gradients over the edges of a symmetric graph, preconditioned by one Gauss-Seidel sweep there and back.
+"""Conjugate gradients over the edges of a symmetric graph, preconditioned by one Gauss-Seidel sweep there and back."""
 
-The system is ``(I - L - L^T) x = b``, scaled to a diagonal of 1, with L the edges to nodes of smaller numbers: node i
-has the edges ``indptr[i] <= e < middle[i]`` to those and ``middle[i] <= e < indptr[i + 1]`` to the others. Weights are
->= 0, and both kinds come in even numbers, made up by edges of weight 0: pairs of them are summed in two registers.
-The preconditioner is (I - L)(I - L^T). Eisenstat (1981, doi 10.1137/0902001) applies ``(I - L)^-1 (I - L - L^T) (I -
-L^T)^-1`` to p as ``t + (I - L)^-1 (p - t)`` with ``t = (I - L^T)^-1 p``, so that an iteration passes each edge once.
-
-Signals are rows of one cache line, in float32: 16 systems side by side. Rows that are not free stay 0.
-"""
+# The system is ``(I - L - L^T) x = b``, scaled to a diagonal of 1, with L the edges to nodes of smaller numbers: node i
+# has the edges ``indptr[i] <= e < middle[i]`` to those and ``middle[i] <= e < indptr[i + 1]`` to the others. Weights
+# are >= 0, and both kinds come in even numbers, made up by edges of weight 0: pairs of them are summed in two
+# registers. The preconditioner is (I - L)(I - L^T). Eisenstat (1981, doi 10.1137/0902001) applies ``(I - L)^-1 (I - L -
+# L^T) (I - L^T)^-1`` to p as ``t + (I - L)^-1 (p - t)`` with ``t = (I - L^T)^-1 p``, so that an iteration passes each
+# edge once.
+#
+# Signals are rows of one cache line, in float32: 16 systems side by side. Rows that are not free stay 0.
 
 from typing import Any
 
@@ -166,16 +166,12 @@ def _swept(indptr, middle, indices, weights, free, p, t, q, part, products):
 
 @njit(cache=True)
 def begin(indptr, middle, indices, weights, free, b, x, r, squares):
-    """Write ``r = (I - L)^-1 b``, ``x = 0`` and the sums of ``r^2``.
-
-    Parameters
-    ----------
-    indptr, middle : (N + 1,), (N,)
-    indices, weights : (edges,)
-    free : (N,)
-    b, x, r : (N, 16)
-    squares : (16,)
-    """
+    """Write ``r = (I - L)^-1 b``, ``x = 0`` and the sums of ``r^2``."""
+    # - indptr, middle : (N + 1,), (N,)
+    # - indices, weights : (edges,)
+    # - free : (N,)
+    # - b, x, r : (N, 16)
+    # - squares : (16,)
     part, still = np.zeros((2, COLUMNS), np.float32)
     x[:] = 0
     _swept(indptr, middle, indices, weights, free, b, x, r, part, squares)
@@ -184,19 +180,12 @@ def begin(indptr, middle, indices, weights, free, b, x, r, squares):
 
 @njit(cache=True)
 def iterate(indptr, middle, indices, weights, free, x, r, p, t, q, squares, beta, count, least, taken):
-    """Take iterations, at most ``count`` and until all ``squares`` are below ``least``.
-
-    Parameters
-    ----------
-    x, r, p, t, q : (N, 16)
-        The solution, its residual times (I - L)^-1, the direction, and two that are 0 at first.
-    squares, least : (16,)
-        Of r, and those that are asked for.
-    beta : (16,)
-        Of the next direction; 0 at first.
-    taken : (1,)
-        How many iterations were taken.
-    """
+    """Take iterations, at most ``count`` and until all ``squares`` are below ``least``."""
+    # - x, r, p, t, q : (N, 16); The solution, its residual times (I - L)^-1, the direction, and two that are 0 at
+    #   first.
+    # - squares, least : (16,); Of r, and those that are asked for.
+    # - beta : (16,); Of the next direction; 0 at first.
+    # - taken : (1,); Written: the number of iterations.
     part = np.zeros(COLUMNS, np.float32)
     alpha = np.zeros(COLUMNS, np.float32)
     products = np.zeros(COLUMNS)

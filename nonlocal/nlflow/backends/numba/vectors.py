@@ -39,17 +39,9 @@ def index(value: int) -> Any:
 
 
 class Vectors:
-    """Write instructions on vectors of floats of one type.
+    """Writes instructions on vectors of at most `most` bytes, with floats of `bits` (32 or 64)."""
 
-    Parameters
-    ----------
-    builder : llvmlite.ir.IRBuilder
-        Where they are written to.
-    bits : int
-        Of a number, 32 or 64.
-    most : int
-        Bytes of a vector, at most: short rows need no long ones.
-    """
+    # Vectors have `most` bytes at most: short rows need no long ones.
 
     def __init__(self, builder: Any, bits: int, most: int = BYTES) -> None:
         self.builder = builder
@@ -78,7 +70,7 @@ class Vectors:
         return self.builder.icmp_signed("<", own, self._spread(self.builder.trunc(count, _I32), numbers))
 
     def load_some(self, pointer: Any, place: Any, inside: Any) -> Any:
-        """Return the numbers at a place in those lanes that are inside, and 0 in the others, which are not read."""
+        """Return the numbers at a place in the lanes `inside`, 0 in the others, which are not read."""
         where, nothing = self._at(pointer, place), self.constant(0.0)
         kind = ir.FunctionType(self.type, [where.type, _I32, inside.type, self.type])
         name = f"llvm.masked.load.{self._suffix}.p0"
@@ -90,7 +82,7 @@ class Vectors:
         self.builder.store(value, self._at(pointer, place), align=self.size)
 
     def broadcast(self, number: Any) -> Any:
-        """Return a vector of one number."""
+        """Return a vector of one value."""
         return self._spread(number, self.type)
 
     def broadcast_from(self, pointer: Any, place: Any) -> Any:
@@ -98,15 +90,15 @@ class Vectors:
         return self.broadcast(self.builder.load(self.builder.gep(pointer, [place])))
 
     def multiply_add(self, a: Any, b: Any, c: Any) -> Any:
-        """Return a b + c, in one instruction where there is one."""
+        """Return a b + c, fused where the processor can."""
         return self._call(f"llvm.fmuladd.{self._suffix}", (a, b, c))
 
     def square_root(self, a: Any) -> Any:
-        """Return the square root, lane by lane."""
+        """Return the square root."""
         return self._call(f"llvm.sqrt.{self._suffix}", (a,))
 
     def inverse_root(self, a: Any) -> Any:
-        """Return 1 / sqrt(a) to two roundings, lane by lane, of a >= 0; at most 1e19 (1e154 in float64)."""
+        """Return 1 / sqrt(a) for a >= 0, to two roundings; at most 1e19 (1e154 in float64)."""
         most = self.constant({4: 9e18, 8: 6e153}[self.size])
         if self.size == 8 or "+avx" not in _FEATURES:
             return self.smaller(self.builder.fdiv(self.constant(1.0), self.square_root(a)), most)
@@ -120,7 +112,7 @@ class Vectors:
         return multiply(y, self.multiply_add(less, y, self.constant(1.5)))
 
     def magnitude(self, a: Any) -> Any:
-        """Return the absolute value, lane by lane."""
+        """Return the absolute value."""
         return self._call(f"llvm.fabs.{self._suffix}", (a,))
 
     def rounded(self, a: Any) -> Any:
@@ -136,11 +128,11 @@ class Vectors:
         return self.builder.call(add, [ir.Constant(self.number, -0.0), a], fastmath=("reassoc",))
 
     def larger(self, a: Any, b: Any) -> Any:
-        """Return the larger of each two; no NaN is expected."""
+        """Return the larger of each two numbers; NaN is not handled."""
         return self.builder.select(self.builder.fcmp_ordered(">", a, b, flags=("nnan", "nsz")), a, b)
 
     def smaller(self, a: Any, b: Any) -> Any:
-        """Return the smaller of each two; no NaN is expected."""
+        """Return the smaller of each two numbers; NaN is not handled."""
         return self.builder.select(self.builder.fcmp_ordered("<", a, b, flags=("nnan", "nsz")), a, b)
 
     def where(self, condition: Any, a: Any, b: Any) -> Any:
@@ -148,11 +140,11 @@ class Vectors:
         return self.builder.select(condition, a, b)
 
     def compare(self, sign: str, a: Any, b: Any) -> Any:
-        """Return whether a < b, and so on, lane by lane."""
+        """Return the result of a comparison, lane by lane."""
         return self.builder.fcmp_ordered(sign, a, b)
 
     def power(self, a: Any, power: Fraction) -> Any:
-        """Return a power; multiples of 1/4 by products and roots, of any a, others of a >= 0 by a logarithm."""
+        """Return a power; for exponents that are no multiples of 1/4 of a >= 0 only."""
         if power < 0:
             return self.builder.fdiv(self.constant(1.0), self.power(a, -power))
         if power.denominator not in (1, 2, 4) or power > _MOST_PRODUCTS:
@@ -169,11 +161,9 @@ class Vectors:
         return result
 
     def log2(self, a: Any) -> Any:
-        """Return the logarithm to the base 2 of normal numbers > 0, to a few roundings.
-
-        a = 2^n m with m within sqrt(1/2) ... sqrt(2), and log m = 2 artanh (m - 1)/(m + 1), whose series is cut off
-        where the next term is below a rounding.
-        """
+        """Return the logarithm to the base 2 of normal numbers > 0, to a few roundings."""
+        # a = 2^n m with m within sqrt(1/2) ... sqrt(2), and log m = 2 artanh (m - 1)/(m + 1), whose series is cut off
+        # where the next term is below a rounding.
         builder, digits, one = self.builder, _DIGITS[self.size], self.constant(1.0)
         bits = builder.bitcast(a, self._words)
         # The exponent of a / sqrt(1/2), and what is left of a without it.
@@ -191,7 +181,7 @@ class Vectors:
         return ir.Constant(self._words, [ir.Constant(self._word, value)] * self.lanes)
 
     def exp2(self, t: Any) -> Any:
-        """Return 2^t for t <= 100 (1000 in float64); it stays at 2^-126 (2^-1022) below that. 2^0 is 1."""
+        """Return 2^t for t <= 100 (1000 in float64); from 2^-126 (2^-1022) downwards it stays there."""
         builder, least = self.builder, self.constant(_LEAST[self.size])
         t = self.larger(t, least)
         if AVX512:
@@ -211,13 +201,7 @@ class Vectors:
         return builder.bitcast(builder.add(builder.bitcast(p, self._words), exponent), self.type)
 
     def repeat(self, count: Any, step: Any, state: Iterable[Any], body: Callable[[Any, list[Any]], list[Any]]) -> Any:
-        """Write a loop over 0, step ... < count, at least once; `body` turns its place and state into the next state.
-
-        Returns
-        -------
-        list
-            The state at the end.
-        """
+        """Write a loop over 0, step ... < count, at least once, and return its last state."""
         builder, before = self.builder, self.builder.block
         inside, after = builder.append_basic_block("repeat"), builder.append_basic_block("done")
         builder.branch(inside)

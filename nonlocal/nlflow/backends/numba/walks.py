@@ -1,10 +1,9 @@
-"""Random walks on a finite chain, from alias tables, or along the edges of a sparse one.
+"""Random walks on a finite chain, from alias tables, or along the edges of a sparse one."""
 
-A move takes one 64-bit number and one table entry, or a bisection among the edges of a state. The numbers are those of
-SplitMix64 (Steele, Lea and Flood 2014, doi 10.1145/2660193.2660195), a hash of a counter: number c of a walker is
-computed from (key, walker, c) alone, so walks have the same bits for any number of threads. Walkers go in blocks, one
-step of all after the other, since the entries that different walkers need come from memory at the same time.
-"""
+# A move takes one 64-bit number and one table entry, or a bisection among the edges of a state. The numbers are those
+# of SplitMix64 (Steele, Lea and Flood 2014, doi 10.1145/2660193.2660195), a hash of a counter: number c of a walker is
+# computed from (key, walker, c) alone, so walks have the same bits for any number of threads. Walkers go in blocks, one
+# step of all after the other, since the entries that different walkers need come from memory at the same time.
 
 import numpy as np
 from numba import prange, types
@@ -42,15 +41,10 @@ def _move(tables, state, number):
 
 @njit(parallel=True, cache=True)
 def build_tables(rows, tables):
-    """Build one alias table a row (Walker 1977, doi 10.1145/355744.355749; Vose 1991, doi 10.1109/32.92917).
-
-    An entry holds the share of its cell that is kept, in 2^-32, in its upper half and the alias in its lower half.
-
-    Parameters
-    ----------
-    rows : (N, M), probabilities, each row summing to 1
-    tables : (N, M), output
-    """
+    """Build one alias table a row (Walker 1977, doi 10.1145/355744.355749; Vose 1991, doi 10.1109/32.92917)."""
+    # - rows : (N, M), probabilities, each row summing to 1
+    # - tables : (N, M), output
+    # An entry holds the share of its cell that is kept, in 2^-32, in its upper half and the alias in its lower half.
     size = rows.shape[1]
     for i in prange(rows.shape[0]):
         share = np.empty(size)
@@ -123,7 +117,7 @@ def _next_of(chain, state, number):
 
 @njit(parallel=True, cache=True)
 def add_up(starts, probabilities, shares):
-    """Write to each edge the probability of it and of those before it in its row; all but ``starts`` are (edges,)."""
+    """Write to each edge the cumulative probability in its row; all but ``starts`` are (edges,)."""
     for i in prange(starts.shape[0] - 1):
         total = 0.0
         for e in range(starts[i], starts[i + 1]):
@@ -133,19 +127,12 @@ def add_up(starts, probabilities, shares):
 
 @njit(parallel=True, cache=True)
 def walk(chain, key, steps, first, states):
-    """Move all walkers `steps` times.
-
-    Parameters
-    ----------
-    chain : tuple of arrays
-        Alias tables (N, N); or, of a sparse chain, starts (N + 1,), ends (edges,) and shares (edges,). The edges of
-        state i are starts[i] ... starts[i + 1] - 1, at least one; each has the state that it leads to, and the
-        probability of it and of those before it in the row.
-    key : uint64
-    steps, first : int64
-        Number of moves, and the number of moves made before, where the counters go on.
-    states : (walkers,), changed in place
-    """
+    """Move all walkers `steps` times."""
+    # - chain : tuple of arrays; Alias tables (N, N); or, of a sparse chain, starts (N + 1,), ends (edges,) and shares
+    #   (edges,) from `add_up`. State i has the edges starts[i] ... starts[i + 1] - 1, at least one.
+    # - key : uint64
+    # - steps, first : int64; Number of moves, and of those made before, where the counters go on.
+    # - states : (walkers,), changed in place
     walkers = states.shape[0]
     for block in prange((walkers + BLOCK - 1) // BLOCK):
         low = block * BLOCK
@@ -159,17 +146,11 @@ def walk(chain, key, steps, first, states):
 
 @njit(parallel=True, cache=True)
 def walk_stopped(chain, key, stop, most, states, moves):
-    """Move each walker until it is stopped, with probability ``stop[state]`` before each move.
-
-    Parameters
-    ----------
-    chain, key
-        As those of `walk`.
-    stop : (N,)
-    most : int64
-        Largest number of moves; a walker that is not stopped then has ``moves = -1``.
-    states, moves : (walkers,), the first changed in place, the second output
-    """
+    """Move each walker until it is stopped, with probability ``stop[state]`` before each move."""
+    # - chain, key: As those of `walk`.
+    # - stop : (N,)
+    # - most : int64; Largest number of moves; a walker that is not stopped then has ``moves = -1``.
+    # - states, moves : (walkers,), the first changed in place, the second output
     for w in prange(states.shape[0]):
         state = states[w]
         moves[w] = -1

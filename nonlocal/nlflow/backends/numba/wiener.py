@@ -1,8 +1,7 @@
-"""The local Wiener step on one group of patches.
+"""The local Wiener step on one group of patches."""
 
-Matrices have rows that are filled up with zeros to whole vectors (`padded`). They are so small that a call of BLAS or
-LAPACK takes longer than what it computes; here a few rows by a few vectors stay in registers.
-"""
+# Matrices have rows that are filled up with zeros to whole vectors (`padded`). They are so small that a call of BLAS or
+# LAPACK takes longer than what it computes; here a few rows by a few vectors stay in registers.
 
 import math
 
@@ -115,12 +114,10 @@ def _product(a, b, size, out):
 
 @njit(fastmath=_FLAGS, **HELPER)
 def _invert(matrix, size, lower, others):
-    """Replace a symmetric positive definite matrix by its inverse, W' D^-1 W with W = L^-1 of its factors L D L'.
-
-    Elimination needs no pivots, and keeps the product with the matrix near 1: to n roundings times the condition
-    (Higham 2002, sections 10.1 and 14.3, doi 10.1137/1.9780898718027). That of Gauss and Jordan keeps the entries
-    alone so near, and what is far above the noise does not stay whole. `lower` and `others` are scratch.
-    """
+    """Replace a symmetric positive definite matrix by its inverse, W' D^-1 W with W = L^-1 of its factors L D L'."""
+    # Elimination needs no pivots, and keeps the product with the matrix near 1: to n roundings times the condition
+    # (Higham 2002, sections 10.1 and 14.3, doi 10.1137/1.9780898718027). That of Gauss and Jordan keeps the entries
+    # alone so near, and what is far above the noise does not stay whole. `lower` and `others` are scratch.
     stay_whole()
     width = matrix.shape[1]
     one = matrix.dtype.type(1)
@@ -176,12 +173,10 @@ def _quadratic(powers, linear, square, size, out):
 
 @njit(fastmath=_FLAGS, **HELPER)
 def _shrunk_inverse(noisy, size, noise, whitening, powers, room):
-    """Replace C, the covariance of noisy tokens, by N^-1/2 h(N^-1/2 C N^-1/2) N^-1/2.
-
-    h is what goes of noisy tokens, a polynomial in B = (1 + N^-1/2 C N^-1/2)^-1, for which no eigenvectors are asked;
-    see `nlflow.denoising.patches.filters.removed`, which gives its `powers`. N^-1/2 is the `whitening` (none, when it
-    is empty) of samples that were divided by the root of their noise.
-    """
+    """Replace C, the covariance of noisy tokens, by N^-1/2 h(N^-1/2 C N^-1/2) N^-1/2."""
+    # h is what goes of noisy tokens, a polynomial in B = (1 + N^-1/2 C N^-1/2)^-1, for which no eigenvectors are asked;
+    # see `nlflow.denoising.patches.filters.removed`, which gives its `powers`. N^-1/2 is the `whitening` (none, when it
+    # is empty) of samples that were divided by the root of their noise.
     stay_whole()
     width = noisy.shape[1]
     one, half = noise.dtype.type(1), noise.dtype.type(0.5)
@@ -236,10 +231,8 @@ def _take_coefficients(tokens, count, size, root, basis, scaled, out):
 
 @njit(fastmath=_FLAGS, **HELPER)
 def _filter_along(tokens, source, count, size, noise, basis, shrink, room, change, weight):
-    """Write what goes of tokens to `change`, and the variances that stay to `weight`, where C is diagonal in a basis.
-
-    Then no matrix is inverted: with v the variance of a coefficient, 1 / (1 + max(v - shrink, 0)) of it goes.
-    """
+    """Write what goes of tokens to `change`, and what variance stays to `weight`, where C is diagonal in a basis."""
+    # Then no matrix is inverted: with v the variance of a coefficient, 1 / (1 + max(v - shrink, 0)) of it goes.
     stay_whole()
     width = tokens.shape[1]
     zero, one = noise.dtype.type(0), noise.dtype.type(1)
@@ -277,11 +270,10 @@ def _filter_along(tokens, source, count, size, noise, basis, shrink, room, chang
 
 @njit(fastmath=_FLAGS, **HELPER)
 def _mix_across(tokens, source, count, size, noise, across, members, removed, change, weight):
-    """Mix what the step across the members removes into `change`, and its variances into the variances in `weight`.
-
-    With the covariance K of the members over the samples that is s^2 (K + s^2)^-1 (z - m), where s^2 is the mean noise,
-    times n / D for more members than samples. `members` (4, .., padded) and `removed` (.., padded) are scratch.
-    """
+    """Mix what the step across the members removes into `change`, and its variances into the variances in `weight`."""
+    # With the covariance K of the members over the samples that is s^2 (K + s^2)^-1 (z - m), where s^2 is the mean
+    # noise, times n / D for more members than samples. `members` (4, .., padded) and `removed` (.., padded) are
+    # scratch.
     stay_whole()
     width, breadth = tokens.shape[1], members.shape[2]
     real = noise.dtype.type
@@ -374,39 +366,23 @@ def wiener(
     tokens, source, count, size, noise, correlation, whitening, basis, shrink, powers, across, room, among, change,
     weight,
 ):  # fmt: skip
-    """Filter the tokens of a group, all in one precision. Matrices have rows of a `padded` length.
-
-    Parameters
-    ----------
-    tokens : (.., padded)
-        z - m, of `count` members; as all matrices, a multiple of `ROWS` lines.
-    source : (.., padded)
-        What the covariance C is taken from, about its mean.
-    count, size : int
-        Members, and samples of a patch.
-    noise : (padded,)
-        The diagonal of N.
-    correlation, whitening : (padded, padded)
-        R with N_ij = R_ij (N_ii N_jj)^1/2, and R^-1/2; both are empty for noise that is not correlated.
-    basis : (2, padded, padded)
-        What takes tokens in units of their noise to coefficients that count as independent, and what takes them back,
-        both from the right; empty where C itself is taken.
-    shrink : float
-        Multiple of the noise that is taken from the eigenvalues of C.
-    powers : (9,) or (0,)
-        As in `nlflow.denoising.patches.filters.Stage`; empty where they have no part.
-    across : float
-        Share of the step across the members in `change` and in the variances.
-    room : (6, max(padded, members), padded)
-        Scratch.
-    among : (4, max(padded, samples), padded by members)
-        Scratch of the step across the members.
-    change : (.., padded), output
-        N (C + N)^-1 (z - m), mixed with the step across the members.
-    weight : (.., padded), output
-        Inverse variance of each sample of the estimate; without a share of the step across the members in its first
-        row alone, for all of them.
-    """
+    """Filter the tokens of a group, all in one precision. Matrices have rows of a `padded` length."""
+    # - tokens : (.., padded); z - m, of `count` members; as all matrices, a multiple of `ROWS` lines.
+    # - source : (.., padded); What the covariance C is taken from, about its mean.
+    # - count, size : int; Members, and samples of a patch.
+    # - noise : (padded,); The diagonal of N.
+    # - correlation, whitening : (padded, padded); R with N_ij = R_ij (N_ii N_jj)^1/2, and R^-1/2; both are empty for
+    #   noise that is not correlated.
+    # - basis : (2, padded, padded); What takes tokens in units of their noise to coefficients that count as
+    #   independent, and what takes them back, both from the right; empty where C itself is taken.
+    # - shrink : float; Multiple of the noise that is taken from the eigenvalues of C.
+    # - powers : (9,) or (0,); As in `nlflow.denoising.patches.filters.Stage`.
+    # - across : float; Share of the step across the members in `change` and in the variances.
+    # - room : (6, max(padded, members), padded); Scratch.
+    # - among : (4, max(padded, samples), padded by members); Scratch of the step across the members.
+    # - change : (.., padded), output; N (C + N)^-1 (z - m), mixed with the step across the members.
+    # - weight : (.., padded), output; Inverse variance of each sample of the estimate; without a step across the
+    #   members in its first row alone.
     one = noise.dtype.type(1)
     if basis.size:
         _filter_along(tokens, source, count, size, noise, basis, shrink, room, change, weight)
@@ -427,7 +403,7 @@ def wiener(
 
 
 def callee(real):
-    """Return `wiener` in the precision of Numba's type `real`."""
+    """Return `wiener` for a type of float."""
     line, matrix, rooms = (types.Array(real, dimensions, "C") for dimensions in (1, 2, 3))
     number = types.int64
     return Callee(

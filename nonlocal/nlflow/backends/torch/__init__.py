@@ -1,1 +1,1 @@
-"""Sums over pairs on torch tensors, on any device. The only modules that import torch; loaded when a tensor comes."""
+"""Sums over pairs on torch tensors; loaded when a tensor comes."""

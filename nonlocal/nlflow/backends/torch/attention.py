@@ -1,8 +1,7 @@
-"""Softmax averages and their log-sum-exp from fused attention kernels: O(N) memory, at the speed of attention.
+"""Softmax averages and their log-sum-exp from fused attention kernels, in O(N) memory."""
 
-``scaled_dot_product_attention`` may form a table of all pairs, and does not return the log-sum-exp; the operators
-beneath it do neither.
-"""
+# ``scaled_dot_product_attention`` may form a table of all pairs, and does not return the log-sum-exp; the operators
+# beneath it do neither.
 
 from __future__ import annotations
 
@@ -26,21 +25,14 @@ _WAITED = 2**28  # pairs whose time makes up for the plan that cuDNN makes for e
 
 @dataclass(frozen=True)
 class Place:
-    """What of a device decides among the kernels.
+    """What of a device decides among the kernels."""
 
-    Parameters
-    ----------
-    kind : str
-        ``cpu``, ``cuda`` or another device of torch.
-    capability : tuple of int
-        Of CUDA: (9, 0) is an H100.
-    cudnn : int
-        Version of cuDNN, such as 91002; 0 where there is none, and where `torch.nn.attention.sdpa_kernel` or
-        `torch.backends.cuda.enable_cudnn_sdp` forbids its attention.
-    activated : str
-        The implementation of FlashAttention that `torch.nn.attention.activate_flash_attention_impl` was asked for:
-        ``FA3``, ``FA4``, or nothing.
-    """
+    # - kind : str; ``cpu``, ``cuda`` or another device of torch.
+    # - capability : tuple of int; Of CUDA: (9, 0) is an H100.
+    # - cudnn : int; Version of cuDNN, such as 91002; 0 where there is none, or where torch's settings forbid its
+    #   attention.
+    # - activated : str; The implementation of FlashAttention that `torch.nn.attention.activate_flash_attention_impl`
+    #   was asked for: ``FA3``, ``FA4``, or nothing.
 
     kind: str
     capability: tuple[int, int] = (0, 0)
@@ -49,7 +41,7 @@ class Place:
 
     @classmethod
     def of(cls, device: torch.device) -> Place:
-        """Return what there is of a device."""
+        """Return what a device has."""
         if device.type != "cuda":
             return cls(device.type)
         allowed = getattr(torch.backends.cuda, "cudnn_sdp_enabled", lambda: False)()
@@ -63,20 +55,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Call:
-    """What is asked of a kernel.
-
-    Parameters
-    ----------
-    dtype : torch.dtype
-    width : int
-        Columns of queries, keys and values.
-    biased : bool
-        Whether a table is added to the logits.
-    tracked : bool
-        Whether it is differentiated.
-    pairs : int
-        Of queries and keys, in all items.
-    """
+    """What is asked of a kernel; `width` is the columns of queries, keys and values."""
 
     dtype: torch.dtype
     width: int
@@ -87,31 +66,18 @@ class Call:
 
 @dataclass(frozen=True)
 class Kernel:
-    """A row of the table: which calls a fused kernel takes.
+    """A row of the table: which calls a fused kernel takes."""
 
-    Parameters
-    ----------
-    name : str
-        As messages have it.
-    operator : str
-        Its name in ``torch.ops.aten``.
-    kind : str
-        Of devices.
-    capability : dict
-        The least compute capability for each dtype that it takes.
-    widest : float
-        Columns that it takes at most.
-    biases, derivatives : bool
-        Whether it takes a table of biases, and is taken where there will be a derivative.
-    only : tuple of tuple of int
-        Compute capabilities on which it is the fastest; all by default.
-    cudnn : int
-        Least version of cuDNN.
-    activated : bool
-        Whether it is for who has activated another implementation.
-    pairs : int
-        Below which another is preferred.
-    """
+    # - name : str; For messages.
+    # - operator : str; Its name in ``torch.ops.aten``.
+    # - kind : str; Of devices.
+    # - capability : dict; The least compute capability for each dtype that it takes.
+    # - widest : float; Columns that it takes at most.
+    # - biases, derivatives : bool; Whether it takes a table of biases, and is taken where there will be a derivative.
+    # - only : tuple of tuple of int; Compute capabilities on which it is the fastest; all by default.
+    # - cudnn : int; Least version of cuDNN.
+    # - activated : bool; Whether it is for who has activated another implementation.
+    # - pairs : int; Below which another is preferred.
 
     name: str
     operator: str
@@ -165,7 +131,7 @@ KERNELS = (
 
 
 def kernels_for(place: Place, call: Call) -> Iterator[Kernel]:
-    """Give the kernels that take a call, the fastest first."""
+    """Yield the kernels that take a call, the fastest first."""
     return (kernel for kernel in KERNELS if kernel.takes(place, call))
 
 
@@ -176,7 +142,7 @@ def offered(like: Tensor, biased: bool = False) -> bool:
 
 
 def told(like: Tensor, biased: bool, pairs: int) -> str:
-    """Return which kernel averages of features like these are asked of, in words."""
+    """Name the kernel that averages of such features ask for."""
     place, call = Place.of(like.device), Call(like.dtype, width_for(like, 1), biased, like.requires_grad, pairs)
     kernel = next(kernels_for(place, call), None)
     what = f"{str(like.dtype).removeprefix('torch.')} of {call.width} columns on {place}"
@@ -185,16 +151,9 @@ def told(like: Tensor, biased: bool, pairs: int) -> str:
 
 @dataclass(frozen=True)
 class Form:
-    """What fused attention makes of q.k: logits scale q.k + bias, for all keys or those that are no later.
+    """The logits scale q.k + bias, for all keys or, if `causal`, for the keys j <= i of query i."""
 
-    Parameters
-    ----------
-    scale : float
-    causal : bool
-        Query i sees the keys j <= i.
-    bias : tensor of shape (M, N), optional
-        The same for all items; N is a multiple of 8 on GPUs.
-    """
+    # `bias` is (M, N), the same for all items; on GPUs N is a multiple of 8.
 
     scale: float = 1.0
     causal: bool = False
@@ -202,7 +161,7 @@ class Form:
 
 
 def fused(q: Tensor, k: Tensor, v: Tensor, form: Form) -> tuple[Tensor, Tensor]:
-    """Return averages (B, 1, M, E) and the log-sum-exp (B, 1, M) of one fused kernel; all of the same width E."""
+    """Return averages (B, 1, M, E) and the log-sum-exp (B, 1, M) of one fused kernel; all inputs have the width E."""
     if q.device.type != "cuda" or len(q) <= _ITEMS:
         return _fused(q, k, v, form)
     parts = zip(torch.split(q, _ITEMS), torch.split(k, _ITEMS), torch.split(v, _ITEMS), strict=True)
@@ -240,7 +199,7 @@ def _called(kernel: Kernel, q: Tensor, k: Tensor, v: Tensor, form: Form) -> tupl
 
 
 def widened(x: Tensor, width: int) -> Tensor:
-    """Return x (..., N, d) as (B, 1, N, width), with zeros added: they leave all dot products as they are."""
+    """Return x (..., N, d) as (B, 1, N, width), filled up with zeros, which leave dot products as they are."""
     flat = x.reshape(-1, 1, *x.shape[-2:])
     if x.shape[-1] < width:
         return torch.nn.functional.pad(flat, (0, width - x.shape[-1]))
@@ -248,7 +207,7 @@ def widened(x: Tensor, width: int) -> Tensor:
 
 
 def _aligned(x: Tensor) -> Tensor:
-    """Return a tensor whose rows begin where kernels load: a part of a wider one begins anywhere."""
+    """Return a tensor whose rows begin where kernels load: those of a view begin anywhere."""
     x = x.contiguous()
     return x if x.storage_offset() * x.element_size() % _LOADED == 0 else x.clone()
 
@@ -260,20 +219,9 @@ def width_for(q: Tensor, channels: int) -> int:
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, form: Form) -> Tensor:
-    """Return sum_j softmax_j(scale q_i . k_j + bias_ij) v_j.
+    """Return sum_j softmax_j(scale q_i . k_j + bias_ij) v_j, (..., M, D), with first derivatives.
 
-    Parameters
-    ----------
-    q : tensor of shape (..., M, d)
-    k : tensor of shape (..., N, d)
-    v : tensor of shape (..., N, D)
-        The leading axes of all three are the same.
-    form : Form
-
-    Returns
-    -------
-    tensor of shape (..., M, D)
-        Has first derivatives.
+    Shapes are (..., M, d), (..., N, d) and (..., N, D), with the same leading axes.
     """
     width = width_for(q, v.shape[-1])
     wide_q, wide_k = widened(q, width), widened(k, width)
@@ -314,5 +262,5 @@ class _LogSumExp(torch.autograd.Function):
 
 
 def log_sum_exp(q: Tensor, k: Tensor, form: Form) -> Tensor:
-    """Return log sum_j exp(scale q_i . k_j + bias_ij), shape (..., M); it has first derivatives."""
+    """Return log sum_j exp(scale q_i . k_j + bias_ij), (..., M), with first derivatives."""
     return _LogSumExp.apply(q, k, form)  # type: ignore[no-any-return,no-untyped-call]  # torch's apply is untyped

@@ -1,4 +1,4 @@
-"""Operations on tensors that a GPU records once and repeats as one: CUDA graphs."""
+"""CUDA graphs: operations on tensors that a GPU records once and repeats in one launch."""
 
 from __future__ import annotations
 
@@ -68,21 +68,10 @@ def _recorded() -> Iterator[None]:
 class Replay:
     """A function of one tensor, recorded on a GPU and repeated in one launch; elsewhere it is called.
 
-    What the function takes beside its argument is that of the recording.
-
-    Parameters
-    ----------
-    function : callable
-        Of a tensor of the shape, dtype and device of `like`, to a tensor.
-    like : tensor
-    name : str
-        What messages call the function.
-
     Raises
     ------
     InputError
-        Where the function asks the device for a number or copies to or from the host, which a recording cannot repeat,
-        and where a graph is being recorded already.
+        If the function asks the device for a number or copies to or from the host, or within another recording.
     """
 
     def __init__(self, function: Callable[[Tensor], Tensor], like: Tensor, name: str) -> None:

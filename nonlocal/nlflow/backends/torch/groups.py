@@ -1,10 +1,9 @@
-"""The local Wiener step on groups of alike patches, on tensors; `nlflow.backends.numba.groups` computes the same.
+"""The local Wiener step on groups of alike patches, on tensors; `nlflow.backends.numba.groups` computes the same."""
 
-All groups have the same shapes, so that each part of the step is one operation on a chunk of them. What is computed of
-a group does not depend on those beside it, and patches are added to the image in the order of the groups: the result
-has the same bits for any number of threads and for chunks of any size. Taking patches out of images and putting them
-back are transposes of each other, so that derivatives go chunk by chunk as well, in the memory of one.
-"""
+# All groups have the same shapes, so that each part of the step is one operation on a chunk of them. What is computed
+# of a group does not depend on those beside it, and patches are added to the image in the order of the groups: the
+# result has the same bits for any number of threads and for chunks of any size. Taking patches out of images and
+# putting them back are transposes of each other, so that derivatives go chunk by chunk as well, in the memory of one.
 
 from __future__ import annotations
 
@@ -25,19 +24,12 @@ from nlflow.errors import InputError
 
 @dataclass(frozen=True)
 class Matrices:
-    """Matrices of a patch of D samples, the same for all groups.
+    """Matrices of a patch of D samples, the same for all groups."""
 
-    Attributes
-    ----------
-    correlation, whitening : (C, 1, D, D) or None
-        R and R^-1/2 of the noise of each plane; none for noise that is not correlated.
-    extremes : (C, 2) or None
-        Least and largest eigenvalue of R.
-    basis : (D, D) or None
-        Orthonormal columns that stand in for the eigenvectors of covariances that are shrunk.
-    powers : tuple of 9 floats, or none
-        As in `nlflow.denoising.patches.filters.Stage`.
-    """
+    # - correlation, whitening : (C, 1, D, D) or None; R and R^-1/2 of the noise of each plane; None for white noise.
+    # - extremes : (C, 2) or None; Least and largest eigenvalue of R.
+    # - basis : (D, D) or None; Orthonormal columns that stand in for the eigenvectors of covariances that are shrunk.
+    # - powers : tuple of 9 floats, or none; As in `nlflow.denoising.patches.filters.Stage`.
 
     correlation: Tensor | None
     whitening: Tensor | None
@@ -59,28 +51,16 @@ class Matrices:
 def wiener(
     covariance: Tensor, noise: Tensor, count: float | Tensor, shrink: float, matrices: Matrices
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the filters of groups, all in one precision.
-
-    Parameters
-    ----------
-    covariance : (C, g, D, D)
-        n C, of the pilot; it may be written over.
-    noise : (C, g, D)
-        The diagonal of N.
-    count : float or (g, 1)
-        n, members of each group.
-    shrink : float
-        Multiple of the noise that is taken from the eigenvalues of C.
-    matrices : Matrices
-
-    Returns
-    -------
-    filtered : (C, g, D, D)
-    scale : (C, g, D)
-        Of tokens z about their mean m, z - m times `filtered` diag(`scale`) is N (C + N)^-1 (z - m).
-    variance : (C, g, D)
-        Of each sample of the estimate.
-    """
+    """Return the filters of groups, all in one precision."""
+    # - covariance : (C, g, D, D); n C, of the pilot; it may be written over.
+    # - noise : (C, g, D); The diagonal of N.
+    # - count : float or (g, 1); n, members of each group.
+    # - shrink : float; Multiple of the noise that is taken from the eigenvalues of C.
+    # - matrices : Matrices
+    # Returns:
+    # - filtered : (C, g, D, D)
+    # - scale : (C, g, D); Of tokens z about their mean m, z - m times `filtered` diag(`scale`) is N (C + N)^-1 (z - m).
+    # - variance : (C, g, D); Of each sample of the estimate.
     correlation, scaled = matrices.correlation, noise * count
     if shrink > 0 or correlation is not None:
         roots = scaled.sqrt()
@@ -106,11 +86,9 @@ def wiener(
 
 
 def across_members(tokens: Tensor, source: Tensor, noise: Tensor, count: float | Tensor) -> tuple[Tensor, Tensor]:
-    """Return what the step across the members removes (C, g, n, D), and the variances of its estimate.
-
-    `tokens` and `source` are about their means, and 0 where there is no member; see
-    `nlflow.denoising.patches.filters.GroupFilter`.
-    """
+    """Return what the step across the members removes (C, g, n, D), and the variances of its estimate."""
+    # `tokens` and `source` are about their means, and 0 where there is no member; see
+    # `nlflow.denoising.patches.filters.GroupFilter`.
     size = noise.shape[-1]
     spread = (count / size).clamp(min=1) if isinstance(count, Tensor) else max(count / size, 1.0)
     ridge = (noise.sum(-1, keepdim=True) * spread)[..., None]
@@ -179,32 +157,20 @@ _HELD = 12  # arrays of tokens that a chunk holds at a time, about
 
 @dataclass(frozen=True)
 class Step:
-    """A step on groups, with all that is constant in it.
+    """A step on groups, with all that is constant in it."""
 
-    Attributes
-    ----------
-    members, counts : (G, n), (G,)
-        As `find_groups` gives them; where a count is 0 the groups were found on a guide that is out of range.
-    full : bool
-        Whether all groups have n members.
-    shape, patch : triples of int
-        Of the images and of a patch.
-    within : (D,)
-        How far the samples of a patch lie behind its first.
-    variance : (C, N) or (C, 1)
-        Of the noise in the input.
-    matrices : Matrices
-    leave, factor, shrink, across, running
-        As in `nlflow.denoising.patches.filters.Stage`.
-    rounding : (single, double)
-        Relative rounding over the error that it may leave in weights: of the precision of the images, and of float64.
-    numbers : int
-        How many numbers a worker holds at a time, about.
-    during : callable
-        Gets the share that is done.
-    check : callable
-        Gets whether the guide of the groups was in range, and whether the sums are finite, and may raise.
-    """
+    # - members, counts : (G, n), (G,); As `find_groups` gives them; a count of 0 says that the guide is out of range.
+    # - full : bool; Whether all groups have n members.
+    # - shape, patch : triples of int; Of the images and of a patch.
+    # - within : (D,); How far the samples of a patch lie behind its first.
+    # - variance : (C, N) or (C, 1); Of the noise in the input.
+    # - matrices : Matrices
+    # - leave, factor, shrink, across, running: As in `nlflow.denoising.patches.filters.Stage`.
+    # - rounding : (single, double); Relative rounding over the error that it may leave in weights: of the precision of
+    #   the images, and of float64.
+    # - numbers : int; How many numbers a worker holds at a time, about.
+    # - during : callable; Gets the share that is done.
+    # - check : callable; Gets whether the guide was in range and whether the sums are finite; may raise.
 
     members: Tensor
     counts: Tensor
@@ -225,15 +191,9 @@ class Step:
     check: Callable[[bool, bool], None]
 
     def __call__(self, state: Tensor, pilot: Tensor, observed: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the estimate and the next state.
+        """Return the estimate and the next state, with first derivatives in the three images; the groups are constants.
 
-        They have first derivatives, of both modes, with respect to all three images; the groups are constants. The
-        device is asked once, and a second time where some groups lose too many digits in the precision of the images.
-
-        Parameters
-        ----------
-        state, pilot, observed : (C, Z, H, W)
-            The running state z, the estimate from which covariances are taken, and the input.
+        The images (C, Z, H, W) are the running state z, the estimate from which covariances are taken, and the input.
         """
         images = [state.flatten(1)]
         if pilot is not state:
@@ -250,7 +210,7 @@ class Step:
         return made[0], made[-1]  # the same where no noise is left
 
     def kinds(self, images: list[Tensor]) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """Return the state, the pilot where it is another image, and the sums over patches where noise is measured."""
+        """Return the state, the pilot if it is another image, and the sums over patches where noise is measured."""
         sums = images[-1] if self.running else None
         return images[0], images[1] if len(images) > 1 + self.running else None, sums
 
@@ -263,12 +223,12 @@ def averages(sums: Tensor, state: Tensor) -> list[Tensor]:
 
 
 def tracked(images: Iterable[Tensor]) -> bool:
-    """Tell whether results have derivatives, of either mode, with respect to some of the images."""
+    """Tell whether some of the images have derivatives, of either mode."""
     return any(unpacked(one)[1] is not None or (torch.is_grad_enabled() and one.requires_grad) for one in images)
 
 
 def unpacked(tensor: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Return a tensor and its derivative in forward mode, None where there is none."""
+    """Return a tensor and its derivative in forward mode, or None."""
     pair: Any = forward_ad.unpack_dual(tensor)  # type: ignore[no-untyped-call]  # torch's is untyped
     return pair.primal, pair.tangent
 
@@ -361,18 +321,14 @@ class _Summed(torch.autograd.Function):
 
 @dataclass(frozen=True)
 class _Chunk:
-    """Some groups, and where their patches lie.
+    """Some groups, and where their patches lie."""
 
-    Attributes
-    ----------
-    corners : (g n,)
-    places : (g n D,)
-    shape : (g, n, D)
-    there : (g, n, 1) or None
-        1 for members, 0 for what stands where a group has fewer than n.
-    poor : (C, g) or None
-        Which groups are filtered here, in float64; None for all that do not lose too many digits.
-    """
+    # - corners : (g n,)
+    # - places : (g n D,)
+    # - shape : (g, n, D)
+    # - there : (g, n, 1) or None; 1 for members, 0 for what stands where a group has fewer than n.
+    # - poor : (C, g) or None; Which groups are filtered here, in float64; None for all that do not lose too many
+    #   digits.
 
     corners: Tensor
     places: Tensor

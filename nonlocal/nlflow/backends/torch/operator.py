@@ -1,4 +1,4 @@
-"""Sums with a kernel on tensors, with derivatives: by compiled loops on the processor, in tiles on other devices."""
+"""Sums with a kernel on tensors, with first derivatives."""
 
 from __future__ import annotations
 

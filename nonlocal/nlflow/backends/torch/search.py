@@ -30,26 +30,19 @@ class Windows:
 
     All tiles are alike: a x b x e references at one distance along each axis, of which the last ones may be none of
     the lattice, and an extent of samples that holds the windows of all.
-
-    Attributes
-    ----------
-    shape, patch, radii : triples of int
-        Of the images, of a patch, and the largest offsets along the three axes.
-    wide, stride, lengths : triples of int
-        References of a tile, their distance, and the candidates that they have together, along the three axes.
-    starts : (tiles,)
-        First samples of the tiles' windows, in planes that are padded.
-    corners, numbers : (tiles, T)
-        First samples of the references, and which these are in the lattice; the number of all where they are none.
-    block : (samples,)
-        How far the samples of a tile lie behind its first, in planes that are padded.
-    shift, rank : (offsets,)
-        How far the offsets of a window lead in an image, and which of them is the first, the second, ... by its length.
-    count : int
-        References of the lattice that differ.
-    again : (G,) or None
-        Which of these each group has, where a lattice holds some of them several times.
     """
+
+    # - shape, patch, radii : triples of int; Of the images, of a patch, and the largest offsets along the three axes.
+    # - wide, stride, lengths : triples of int; References of a tile, their distance, and the candidates that they have
+    #   together, along the three axes.
+    # - starts : (tiles,); First samples of the tiles' windows, in planes that are padded.
+    # - corners, numbers : (tiles, T); First samples of the references, and which these are in the lattice; the number
+    #   of all where they are none.
+    # - block : (samples,); How far the samples of a tile lie behind its first, in planes that are padded.
+    # - shift, rank : (offsets,); How far the offsets of a window lead in an image, and which of them is the first, the
+    #   second, ... by its length.
+    # - count : int; References of the lattice that differ.
+    # - again : (G,) or None; Which of these each group has, where a lattice holds some of them several times.
 
     shape: Three
     patch: Three
@@ -71,17 +64,7 @@ class Windows:
         cls, references: Sequence[Integers], patch: Three, radii: Three, shape: Three, order: NDArray[np.integer],
         device: torch.device,
     ) -> Windows:  # fmt: skip
-        """Return the windows of a lattice.
-
-        Parameters
-        ----------
-        references : (A,), (B,), (E,)
-            First samples of the patches of reference along the three axes, in order.
-        patch, radii, shape
-        order : (offsets,)
-            The offsets of a window (in C order), by their length.
-        device : torch.device
-        """
+        """Return the windows of a lattice; `order` is the offsets of a window by their length, as in `find_groups`."""
         own = [np.unique(one, return_inverse=True) for one in references]
         axes = [_Axis.of(one, radius) for (one, _), radius in zip(own, radii, strict=True)]
         wide, stride = three([one.wide for one in axes]), three([one.stride for one in axes])
@@ -128,28 +111,19 @@ class Windows:
 
 
 def find_groups(guide: Tensor, windows: Windows, members: int, numbers: int) -> tuple[Tensor, Tensor]:
-    """Find the patches nearest to each reference patch in its window.
-
-    Squared distances are |a|^2 + |b|^2 - 2 a.b, a product of matrices for each tile of references, in float64 whatever
-    the guide is in. Of patches that are equally near, within the rounding of the guide and of this sum, those are taken
-    whose offset comes first by its length. No number is asked of the device, and no number depends on how many tiles
-    are looked at together.
-
-    Parameters
-    ----------
-    guide : (C, Z, H, W)
-    windows : Windows
-    members : int
-        n, wanted in a group; at most as many as there are offsets.
-    numbers : int
-        How many numbers a worker holds at a time, about.
-
-    Returns
-    -------
-    members : (G, n) int32
-        Corners of the patches, the reference first, then in C order; the reference again where there are too few.
-    counts : (G,) int32
-    """
+    """Find the patches nearest to each reference patch in its window."""
+    # - guide : (C, Z, H, W)
+    # - windows : Windows
+    # - members : int; n, wanted in a group; at most the number of offsets.
+    # - numbers : int; How many numbers a worker holds at a time, about.
+    # Returns:
+    # - members : (G, n) int32; Corners of the patches, the reference first, then in C order; the reference again where
+    #   there are too few.
+    # - counts : (G,) int32
+    # Squared distances are |a|^2 + |b|^2 - 2 a.b, a product of matrices for each tile of references, in float64. Of
+    # patches that are equally near, within the rounding of the guide and of this sum, those are taken whose offset
+    # comes first by its length. No number is asked of the device, and none depends on how many tiles are looked at
+    # together.
     device, count = guide.device, windows.count
     found = torch.empty((count + 1, members), dtype=torch.int32, device=device)
     counts = torch.empty(count + 1, dtype=torch.int32, device=device)
@@ -283,10 +257,7 @@ def _by_rank(distance: Tensor, low: Tensor, high: Tensor, rank: Tensor, wanted: 
 
 
 def _bound(distance: Tensor, wanted: int) -> Tensor:
-    """Return a number in each row that is hardly larger than the one that stands at a place in its order.
-
-    So many of the least numbers of small parts are below it.
-    """
+    """Return for each row a number at or above its `wanted`-th smallest, from the least numbers of its parts."""
     parts = min(_PART, distance.shape[1] // wanted)
     if parts < 2:
         return distance.amax(-1).clamp_(min=0)
@@ -313,16 +284,11 @@ def _compacted(distance: Tensor, reach: Tensor, wanted: int, middle: int) -> tup
 
 @dataclass(frozen=True)
 class _Axis:
-    """References along an axis in tiles of `wide`, a stride apart.
+    """References along an axis in tiles of `wide`, a stride apart."""
 
-    Attributes
-    ----------
-    wide, stride : int
-    starts : (tiles,)
-        First references.
-    places, numbers : (tiles, wide)
-        First samples of references, and which these are, -1 where they are none.
-    """
+    # - wide, stride : int
+    # - starts : (tiles,); First references.
+    # - places, numbers : (tiles, wide); First samples of references, and which these are, -1 where they are none.
 
     wide: int
     stride: int

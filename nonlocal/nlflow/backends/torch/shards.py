@@ -1,4 +1,4 @@
-"""Signals whose nodes are shared out among processes: what one of them says to the others, and its rows as a tensor."""
+"""Signals whose nodes are shared out among processes."""
 
 from __future__ import annotations
 
@@ -23,29 +23,20 @@ class ProcessError(NlflowError, RuntimeError):
 
 
 class Processes:
-    """The processes that share the nodes of a domain: each has consecutive ones, in the order of ranks.
+    """The processes that share the nodes of a domain, in the order of ranks.
 
-    Every method is called by all processes at the same point of their program.
-
-    Parameters
-    ----------
-    count : int
-        Number of nodes of this process.
-    group : ProcessGroup, optional
-        All processes by default.
-
-    Attributes
-    ----------
-    rank, size : int
-        This process among how many.
-    counts : tuple of int
-        Numbers of nodes by rank.
+    All processes call each of the methods at the same point of their program.
 
     Raises
     ------
     InputError
-        Without a process group, or for a process without nodes.
+        Without a process group, or if a process has no nodes.
     """
+
+    # - count : int; Number of nodes of this process.
+    # - group : ProcessGroup, optional; All processes by default.
+    # - rank, size : int
+    # - counts : tuple of int; Numbers of nodes by rank.
 
     def __init__(self, count: int, group: Any = None) -> None:
         if not dist.is_available() or not dist.is_initialized():
@@ -72,7 +63,7 @@ class Processes:
         return sum(self.counts)
 
     def check_carried(self, name: str, value: Tensor) -> None:
-        """Raise `InputError` unless the group sends tensors from where a tensor lies: it is never taken to the host."""
+        """Raise `InputError` if the group does not send tensors of this device."""
         kind = value.device.type
         carrier = self._carriers.get(kind)
         if carrier is None or (kind == "cuda" and carrier == "gloo"):  # which sends none from one GPU to another
@@ -89,7 +80,7 @@ class Processes:
 
     @contextmanager
     def _talking(self) -> Iterator[None]:
-        """Tell what happened where a process was lost. After that nothing is said: the others would wait in vain."""
+        """Tell what happened when a process is lost. Nothing is said after that: the others would wait in vain."""
         if self._lost:
             raise ProcessError(self._lost)
         try:
@@ -105,7 +96,7 @@ class Processes:
             raise ProcessError(self._lost) from error
 
     def collect(self, value: Tensor) -> Tensor:
-        """Return a small tensor of each process, stacked by rank; it has the same shape in all."""
+        """Return a small tensor of each process, stacked by rank; all have the same shape."""
         # Gathered and reduced in the order of ranks, so that all processes have the same bits and decide alike.
         carried = value.to(torch.uint8) if value.dtype == torch.bool else value
         found = torch.empty((self.size, *value.shape), dtype=carried.dtype, device=value.device)
@@ -116,14 +107,7 @@ class Processes:
     def agree(
         self, name: str, numbers: list[int], problem: Exception | None, *, same: bool = True
     ) -> list[tuple[int, ...]]:
-        """Return integers of each process by rank; raise in all processes what is wrong with an argument in one.
-
-        Raises
-        ------
-        InputError
-            The `problem` of this process, if there is one; where another has one, and where the numbers are not the
-            `same`.
-        """
+        """Return integers of each process by rank; raise in all processes what is wrong in one."""
         sent = torch.tensor([int(problem is not None), *numbers], dtype=torch.int64, device=self._device)
         found = [tuple(row) for row in self.collect(sent).tolist()]
         if problem is not None:
@@ -136,7 +120,7 @@ class Processes:
         return rest
 
     def pass_on(self, tensors: Sequence[Tensor], arriving: Sequence[Tensor]) -> Callable[[], None]:
-        """Send tensors to the next process while others arrive from the one before; return what waits for them."""
+        """Send tensors to the next process while others arrive; return what waits for them."""
         ranks = ((self.rank + 1) % self.size, (self.rank - 1) % self.size)
         after, before = (dist.get_global_rank(self.group, rank) for rank in ranks)
         operations = []
@@ -159,7 +143,7 @@ class Processes:
         return sum(self.counts[: self.rank])
 
     def bring(self, rows: Tensor) -> Tensor:
-        """Return the rows of all processes in the first of them, and their own in the others."""
+        """Return the rows of all processes in the first, its own rows in each other."""
         if self.rank:
             with self._talking():
                 dist.send(rows.contiguous(), dist.get_global_rank(self.group, 0), self.group)
@@ -173,7 +157,7 @@ class Processes:
         return whole
 
     def gather(self, rows: Tensor) -> Tensor:
-        """Return the rows of all processes, (N, ...) in each of them."""
+        """Return the rows of all processes, (N, ...)."""
         most = max(self.counts)
         padded = rows.contiguous()
         if rows.shape[0] < most:
@@ -198,25 +182,24 @@ def _own_gpu(group: Any) -> torch.device:
 
 
 class Shard(Tensor):
-    """The rows of a signal that a process has: a tensor of shape (n, ...) with the nodes first.
+    """The rows of a signal that a process has, (n, ...).
 
-    What is done node by node is done here. What reduces the node axis (sums, means, extremes, all, any) is reduced over
-    the nodes of all processes, to an ordinary tensor with the same bits in each of them. So the formulas of one process
-    are those of many. Anything else that torch can do is refused: it might take the nodes of this process for all.
+    Node-by-node operations act here; reductions of the node axis cover all processes and give an ordinary tensor.
+    Operations that are neither raise an error: they might take these rows for the whole signal.
     """
 
     processes: Processes
 
     @staticmethod
     def of(rows: Tensor, processes: Processes) -> Shard:
-        """Return a tensor of this process's rows as a shard; shares their memory."""
+        """Return this process's rows as a shard, which shares their memory."""
         result = Shard.rows(rows).as_subclass(Shard)
         result.processes = processes
         return result
 
     @staticmethod
     def rows(tensor: Tensor) -> Tensor:
-        """Return a shard (or a tensor) as an ordinary tensor; shares its memory."""
+        """Return a shard as an ordinary tensor, which shares its memory."""
         with torch._C.DisableTorchFunctionSubclass():
             return tensor.as_subclass(Tensor)
 
@@ -332,12 +315,8 @@ class _BlockSums(TorchSums):
     """Sums over one block of keys: averages and the logarithms of their sums of weights in one pass."""
 
     def pieces(self, values: Tensor) -> Iterator[tuple[slice, slice, Tensor, Tensor]]:
-        """Yield (rows, columns, average, log of the rows' sums), so that no second signal is formed.
-
-        Parameters
-        ----------
-        values : tensor of shape (N, D)
-        """
+        """Yield (rows, columns, average, log of the rows' sums), so that no second signal is formed."""
+        # - values : tensor of shape (N, D)
         if not self.fused:
             for rows in self._tiles():
                 logits = self._logits(self._x[rows], rows)
@@ -360,13 +339,10 @@ class _BlockSums(TorchSums):
 
 
 class _Merged:
-    """Averages of rows over the blocks that have come so far, and the logarithms of their sums of weights.
+    """Averages of rows over the blocks that have come so far, and the logarithms of their sums of weights."""
 
-    Parameters
-    ----------
-    average : tensor of shape (M, D)
-        Like which the averages are; D = 0 where sums of weights are all that is asked for.
-    """
+    # - average : tensor of shape (M, D); Like which the averages are; D = 0 where sums of weights are all that is asked
+    #   for.
 
     def __init__(self, average: Tensor) -> None:
         self.average = torch.zeros_like(average)
@@ -395,18 +371,13 @@ def _share(log: Tensor, total: Tensor) -> Tensor:
 class RingSums:
     """Averages of this process's queries over the keys of all processes, which come one block after another.
 
-    Memory O(n (d + D)) for n nodes a process; each average sends n (d + D) numbers to a neighbour, once less than there
-    are processes, while the block that has come is summed. Without derivatives.
-
-    Parameters
-    ----------
-    kernel : Kernel
-    queries, keys : tensor of shape (n, d)
-        Of this process.
-    weights : tensor of shape (n,), optional
-        Quadrature weights > 0; 1 for all by default.
-    processes : Processes
+    Memory O(n (d + D)) for n nodes a process; without derivatives.
     """
+
+    # - kernel : Kernel
+    # - queries, keys : tensor of shape (n, d); Of this process.
+    # - weights : tensor of shape (n,), optional; Quadrature weights > 0; 1 by default.
+    # - processes : Processes
 
     def __init__(
         self, kernel: Kernel, queries: Tensor, keys: Tensor, weights: Tensor | None, processes: Processes
@@ -434,9 +405,7 @@ class RingSums:
 
 
 class GatheredSums:
-    """Averages of this process's queries over the keys of all processes, which each process has as a whole.
-
-    Memory O(N (d + D)) for N nodes in all; values are gathered once for each average.
+    """Averages of this process's queries over the keys of all processes, which each process holds: O(N (d + D)) memory.
 
     Parameters as those of `RingSums`.
     """
@@ -449,7 +418,7 @@ class GatheredSums:
         self._block = _BlockSums(kernel, queries, processes.gather(keys), everywhere)
 
     def sums(self, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the averages of values (n, D), and the logarithms of the sums of weights (n,); D may be 0."""
+        """Return the averages, and the logarithms of the sums of weights (n,)."""
         merged = _Merged(values)
         merged.add(self._block, self._processes.gather(values) if values.numel() else values)
         return merged.average, merged.logs

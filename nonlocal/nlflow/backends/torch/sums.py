@@ -1,4 +1,4 @@
-"""Averages over all pairs of nodes on torch tensors, without a matrix: by fused attention, or tile by tile."""
+"""Averages over all pairs of nodes on torch tensors, by fused attention or tile by tile."""
 
 from __future__ import annotations
 
@@ -30,31 +30,20 @@ _LAW_ROUNDING = 2e-6  # of a weight, from which on laws are pushed in float64
 class TorchSums:
     """Averages with the weights w_j k(x_i, y_j), and the logarithms of their sums; O(N (d + D)) memory.
 
-    Dot products, and Gaussians whose squared distances keep their digits as |x|^2 + |y|^2 - 2 x.y, are fused attention
-    where the device has it for the dtype; everything else is summed in tiles of queries. Both have first derivatives
-    with respect to queries, keys and values; tiles are computed anew for them, so that memory stays O(N).
-
-    Parameters
-    ----------
-    kernel : Kernel
-    queries : tensor of shape (..., M, d)
-    keys : tensor of shape (..., N, d)
-    weights : tensor of shape (N,) or (..., N), optional
-        Quadrature weights > 0; 1 for all by default.
-    precision : str, optional
-        Name of the dtype that features and values are rounded to; that of the features by default.
-    fused : bool
-        Whether fused attention may be used.
-    present : tensor of bool, shape (..., N), optional
-        False at keys that have no weight.
-    seen : callable, optional
-        The queries of a slice by all keys that they see, bool (m, N), the same for all items. Averages of queries that
-        see none are not defined, and the logarithms of their sums -inf (not where attention is fused).
-    causal : bool
-        Whether `seen` says j <= i.
-    table : bool
-        Whether `seen` is asked for as a whole and kept.
+    Averages have first derivatives with respect to queries, keys and values.
     """
+
+    # - kernel : Kernel
+    # - queries : tensor of shape (..., M, d)
+    # - keys : tensor of shape (..., N, d)
+    # - weights : tensor of shape (N,) or (..., N), optional; Quadrature weights > 0; 1 by default.
+    # - precision : str, optional; dtype to which features and values are rounded; that of the features by default.
+    # - fused : bool; Whether fused attention may be used.
+    # - present : tensor of bool, shape (..., N), optional; False at keys that have no weight.
+    # - seen : callable, optional; From a slice of queries to the keys that they see, bool (m, N), the same for all
+    #   items.
+    # - causal : bool; Whether `seen` says j <= i.
+    # - table : bool; Whether `seen` is asked for as a whole and kept.
 
     def __init__(
         self,
@@ -91,7 +80,7 @@ class TorchSums:
 
     @property
     def how(self) -> str:
-        """What averages are computed by, and why, in words."""
+        """What averages are computed by, and why."""
         if self.fused:
             pairs = self._x[..., 0].numel() * self._y.shape[-2]
             return f"fused by {told(self._x, self._form.bias is not None, pairs)}"
@@ -129,7 +118,7 @@ class TorchSums:
 
     @property
     def kept(self) -> tuple[Tensor, ...]:
-        """The tensors that are as large as the features, or as the nodes."""
+        """The tensors that this holds."""
         mean = self.__dict__.get("_mean_weight")
         return (self._x, self._y) if mean is None else (self._x, self._y, mean)
 
@@ -171,7 +160,7 @@ class TorchSums:
         return self._wide != self._y.dtype
 
     def average(self, values: Tensor) -> Tensor:
-        """Return sum_j w_j k_ij v_j / sum_j w_j k_ij for values (..., N, D); shape (..., M, D), in their dtype."""
+        """Return sum_j w_j k_ij v_j / sum_j w_j k_ij, (..., N, D) to (..., M, D)."""
         if self._dtype is None:
             return self._average(values)
         # Averages keep constants: what is rounded is the deviation from the middle, over the largest where the range of
@@ -199,7 +188,7 @@ class TorchSums:
         return sums[..., :-1] / sums[..., -1:]
 
     def log_totals(self) -> Tensor:
-        """Return log sum_j w_j k_ij, shape (..., M), in the dtype of fused attention's (float32 at least)."""
+        """Return log sum_j w_j k_ij, (..., M), in float32 at least."""
         if not self.fused:
             if not self._why_tiles and not self._tracked():
                 return torch.log(self._radial(self._y[..., :0])[1])
@@ -223,11 +212,9 @@ class TorchSums:
         return attend(self._x, self._y, self._column(self._weights), self._form)
 
     def push(self, law: Tensor) -> Tensor:
-        """Return sum_i p_i w_j k_ij / d_i for all j, (..., M, D) to (..., N, D).
-
-        In tiles, whose rows are normalized as they are, which keeps the mass of the law. The derivative of fused
-        attention takes the degrees from their logarithms, which have lost as many digits as they are large.
-        """
+        """Return sum_i p_i w_j k_ij / d_i for all j, (..., M, D) to (..., N, D)."""
+        # In tiles, whose rows are normalized as they are, which keeps the mass of the law. The derivative of fused
+        # attention takes the degrees from their logarithms, which have lost as many digits as they are large.
         dtype = self._wide
         total = torch.zeros(*self._y.shape[:-1], law.shape[-1], dtype=torch.float64, device=law.device)
         for rows in self._tiles(dtype):
@@ -236,7 +223,7 @@ class TorchSums:
         return total.to(law.dtype)
 
     def log_totals_wide(self) -> Tensor:
-        """Return log sum_j w_j k_ij, shape (..., M), in float64 where float32 would not hold its digits."""
+        """Return log sum_j w_j k_ij, (..., M), in float64 where float32 would lose digits."""
         if self._wide != torch.float64 or self._tracked():
             return self.log_totals()
         parts = [
@@ -290,7 +277,7 @@ class TorchSums:
         return logits if self._present is None else logits.masked_fill(~self._present[..., None, :], -torch.inf)
 
     def _filled(self, logits: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Return logits whose rows of -inf alone are 0, since they have no softmax; and which rows these are."""
+        """Return logits with rows of -inf alone set to 0, since they have no softmax; and which rows these are."""
         if self._seen is None and self._present is None:
             return logits, None
         empty = torch.isneginf(logits.detach().amax(dim=-1, keepdim=True))
@@ -315,7 +302,7 @@ class TorchSums:
         return torch.is_grad_enabled() and any(t.requires_grad for t in inputs)
 
     def _by_tiles(self, reduce: Callable[..., Tensor], *values: Tensor) -> Tensor:
-        """Return what `reduce` makes of the logits of each tile of queries and of the values, one after another."""
+        """Return what `reduce` makes of the logits of each tile of queries, one after another."""
         tracked = self._tracked(*values)
 
         def tile(x: Tensor, rows: slice, *values: Tensor) -> Tensor:
@@ -349,23 +336,9 @@ _ALIGNED = 8  # keys; what fused kernels on GPUs want of a table of biases
 
 
 class MaskedSums:
-    """Averages over the keys that a query sees; see `TorchSums`, of which it has the methods.
+    """Averages over the keys that a query sees; the methods are those of `TorchSums`.
 
-    Causal masks and padding cost what all pairs do, or half; windows O(N window) time and memory; rules are evaluated
-    for each tile of queries at each average, O(N^2).
-
-    Parameters
-    ----------
-    kernel : Kernel
-    queries, keys : tensor of shape (..., N, d)
-    weights : tensor of shape (N,), optional
-    sight : Sight
-    precision : str, optional
-
-    Attributes
-    ----------
-    fused : bool
-        Whether averages are fused attention.
+    Windows take O(N window) time and memory, rules O(N^2) evaluations at each average.
     """
 
     def __init__(
@@ -402,12 +375,12 @@ class MaskedSums:
 
     @property
     def how(self) -> str:
-        """What averages are computed by, and why, in words."""
+        """What averages are computed by, and why."""
         return self._sums.how
 
     @property
     def kept(self) -> tuple[Tensor, ...]:
-        """The tensors that are as large as the features, or larger."""
+        """The tensors that this holds."""
         return self._sums.kept
 
     @property
@@ -428,11 +401,11 @@ class MaskedSums:
         return torch.where(self._missing[..., None], values, result)
 
     def log_totals(self) -> Tensor:
-        """Return the logarithms of the sums of weights, shape (..., N)."""
+        """Return the logarithms of the sums of weights, (..., N)."""
         return self._with_missing(self._ordered(self._sums.log_totals(), -1))
 
     def log_totals_wide(self) -> Tensor:
-        """Return the same in float64 where float32 would not hold their digits."""
+        """Return them in float64 where float32 would lose digits."""
         return self._with_missing(self._ordered(self._sums.log_totals_wide(), -1))
 
     def _with_missing(self, result: Tensor) -> Tensor:

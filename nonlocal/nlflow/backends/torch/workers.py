@@ -1,4 +1,4 @@
-"""Who computes the chunks of a batch on tensors: one stream of a GPU, or several threads of the CPU."""
+"""Who computes the chunks of a batch: one stream of a GPU, or threads of the CPU."""
 
 from __future__ import annotations
 
@@ -17,27 +17,24 @@ _CPU, _GPU = 2**22, 2**27
 
 
 def chunk_for(device: torch.device) -> int:
-    """Return how many numbers a worker holds at a time, about."""
+    """Return about how many numbers a worker holds at a time."""
     return _CPU if device.type == "cpu" else _GPU
 
 
 def bytes_of_chunks(device: torch.device) -> int:
-    """Return the bytes that workers take for each number of a chunk: float64 at most, twice in what is made of it."""
+    """Return the bytes that workers take for chunks."""
     return 16 * (_held.get() or torch.get_num_threads() if device.type == "cpu" else 1)
 
 
 def share(items: int, most: int, workers: int) -> int:
-    """Return how many items a chunk holds, at most `most`: all workers get as many chunks, so that none waits."""
+    """Return how many items a chunk holds, at most `most`, so that all workers get about as many chunks."""
     chunks = -(-items // most)
     return max(1, -(-items // (chunks + -chunks % workers)))
 
 
 @contextmanager
 def workers_for(device: torch.device) -> Iterator[int]:
-    """Give how many workers compute on a device.
-
-    On the CPU there are as many as torch has threads, each with one.
-    """
+    """Yield how many workers compute on a device; on the CPU each of them has one thread."""
     if device.type != "cpu":
         yield 1
         return
@@ -55,7 +52,7 @@ def workers_for(device: torch.device) -> Iterator[int]:
 
 
 def exact_products(device: torch.device) -> AbstractContextManager[None]:
-    """Let products of matrices keep all digits of their dtype, whatever the caller has allowed elsewhere."""
+    """Keep all digits of the dtype in products of matrices."""
     before = torch.get_float32_matmul_precision()
     if before == "highest" and not torch.is_autocast_enabled(device.type):
         return nullcontext()  # it is entered at each velocity

@@ -1,4 +1,4 @@
-"""Where kernels in Triton run, and why not elsewhere; triton itself is not imported here."""
+"""Where Triton kernels run, and why not elsewhere."""
 
 from __future__ import annotations
 
@@ -19,14 +19,8 @@ _PLACES = 2**31 - 1  # that an index of 32 bits tells apart
 
 
 def why_not(like: Tensor, kernels: bool | None) -> str:
-    """Return why kernels do not run where a tensor lies; an empty text where they do.
-
-    Parameters
-    ----------
-    like : tensor
-    kernels : bool or None
-        Whether they are asked for. Then they run on the CPU as well where triton interprets them.
-    """
+    """Return why kernels do not run where a tensor lies, or an empty text."""
+    # `kernels` says whether they are asked for; then they run on the CPU as well where triton interprets them.
     if kernels is False:
         return "kernels=False"
     if type(like) not in (Tensor, torch.nn.Parameter):
@@ -52,14 +46,14 @@ def _is_installed() -> bool:
 
 
 def why_no_search(guide: Tensor, offsets: int) -> str:
-    """Return why the kernel of the search does not take a guide (C, ...), with so many offsets in a window."""
+    """Return why the kernel of the search does not take a guide (C, ...) with so many offsets, or an empty text."""
     if offsets > OFFSETS:
         return f"windows of {offsets} offsets, more than {OFFSETS}"
     return _why_too_large(guide)
 
 
 def why_no_step(state: Tensor, samples: int, *, correlated: bool, across: bool, tracked: bool) -> str:
-    """Return why the kernel of the step does not take images (C, ...), with so many samples in a patch."""
+    """Return why the kernel of the step does not take images (C, ...) with such patches, or an empty text."""
     if tracked:
         return "derivatives are asked for"
     if correlated:

@@ -264,26 +264,7 @@ def _apply(
 
 @dataclass(frozen=True)
 class Step:
-    """A step on groups, with all that is constant in it.
-
-    Attributes
-    ----------
-    members, counts : (G, n), (G,) int32
-        As `nlflow.backends.triton.search.find_groups` gives them.
-    shape, patch : triples of int
-        Of the images, and of a patch.
-    variance : (C, N) or (C, 1)
-        Of the noise in the input, which is white.
-    basis : (D, D) or None
-        Orthonormal columns that stand in for the eigenvectors of covariances that are shrunk.
-    powers : tuple of 9 floats, or none
-    leave, factor, shrink, running
-        As in `nlflow.denoising.patches.filters.Stage`.
-    rounding : (single, double)
-        Relative rounding over the error that it may leave in weights: of the precision of the images, and of float64.
-    numbers : int
-        Of filters that are held at a time.
-    """
+    """A step on groups of images with white noise; attributes as those of `nlflow.backends.torch.groups.Step`."""
 
     members: Tensor
     counts: Tensor
@@ -300,13 +281,7 @@ class Step:
     numbers: int
 
     def __call__(self, state: Tensor, pilot: Tensor, observed: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the estimate and the next state, without derivatives.
-
-        Parameters
-        ----------
-        state, pilot, observed : (C, Z, H, W)
-            The running state z, the estimate from which covariances are taken, and the input.
-        """
+        """Return the estimate and the next state, without derivatives."""
         state, pilot, observed = (one.detach().reshape(len(state), -1) for one in (state, pilot, observed))
         made = averages(self._sums(state, pilot, observed), state)
         return made[0].view(len(state), *self.shape), made[-1].view(len(state), *self.shape)

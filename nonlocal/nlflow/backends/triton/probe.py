@@ -1,4 +1,4 @@
-"""Whether triton compiles and runs kernels on a device: it needs a C compiler and a driver that suits it."""
+"""Whether triton compiles and runs kernels on a device."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def _add_one(numbers):
 
 @functools.cache
 def failure(device: torch.device) -> str:
-    """Return why a small kernel does not run on a device, or an empty text; it is tried once."""
+    """Return why a small kernel does not run on a device, or an empty text."""
     try:
         numbers = torch.zeros(1, device=device)
         with torch.cuda.device_of(numbers):

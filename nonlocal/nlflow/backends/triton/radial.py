@@ -1,11 +1,8 @@
-"""Sums over all pairs with a radial kernel, in one Triton kernel: weights are formed in registers and never stored.
+"""Sums over all pairs with a radial kernel in one Triton kernel, whose weights stay in registers."""
 
-Squared distances are formed from differences, so that close points keep their digits; sums of tiles of keys are added
-up with what rounding takes from each (Kahan). The code of a kernel is made from its formula
-(`nlflow.kernels.RadialKernel.weight`), once for each form.
-
-With ``TRITON_INTERPRET=1`` the same code runs on the CPU.
-"""
+# Squared distances are formed from differences, so that close points keep their digits; sums of tiles of keys are added
+# up with what rounding takes from each (Kahan). The code of a kernel is made from its formula
+# (`nlflow.kernels.RadialKernel.weight`), once for each form. With ``TRITON_INTERPRET=1`` it runs on the CPU.
 
 from __future__ import annotations
 
@@ -87,7 +84,7 @@ _CALLS = {
 
 
 def written(form: str) -> tuple[list[str], str, int]:
-    """Return the lines of a form (`nlflow.kernels.expressions.structure`), the name of the result, and its numbers."""
+    """Return the lines of a form, the name of the result, and its numbers."""
     tree = ast.parse(re.sub(r"power:([^(]*)", r"power['\1']", form), mode="eval").body
     known: dict[str, str] = {"squared": "squared"}
     lines: list[str] = []
@@ -158,7 +155,7 @@ def compiled(form: str) -> Any:
 
 
 def refusal(kernel: RadialKernel, x: Tensor) -> str:
-    """Return why sums of a kernel between points like these are not summed here, or nothing."""
+    """Return why sums of a kernel between such points are not summed here, or nothing."""
     if x.dtype != torch.float32 or x.shape[-1] > MOST_FEATURES:
         return f"Triton kernels are for float32 and {MOST_FEATURES} features at most"
     try:
@@ -169,28 +166,15 @@ def refusal(kernel: RadialKernel, x: Tensor) -> str:
 
 
 def radial_sums(kernel: RadialKernel, x: Tensor, y: Tensor, weights: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-    """Return sum_j w_j k(x_i, y_j) v_j and sum_j w_j k(x_i, y_j), in float32.
+    """Return sum_j w_j k(x_i, y_j) v_j (..., M, D) and sum_j w_j k(x_i, y_j) (..., M), in float32.
 
-    Parameters
-    ----------
-    kernel : RadialKernel
-        With k = 1 at r = 0.
-    x : tensor of shape (..., M, d)
-    y : tensor of shape (..., N, d)
-    weights : tensor of shape (..., N)
-    values : tensor of shape (..., N, D)
-        D may be 0. The leading axes of all are the same. All are float32, without derivatives.
-
-    Returns
-    -------
-    sums : tensor of shape (..., M, D)
-    totals : tensor of shape (..., M)
-
-    Notes
-    -----
-    O(M N (d + D)) operations, O((M + N)(d + D)) memory. Relative errors of both, of weights and values that do not
-    change sign, are those of a weight and of a sum of `KEYS` products.
+    O(M N (d + D)) operations, O((M + N)(d + D)) memory.
     """
+    # - kernel : RadialKernel; With k = 1 at r = 0.
+    # - x, y : tensors of shape (..., M, d), (..., N, d)
+    # - weights : tensor of shape (..., N)
+    # - values : tensor of shape (..., N, D); D may be 0. All are float32, without derivatives, with the same leading
+    #   axes.
     import triton
 
     form, numbers = _joined(*structure(kernel.weight()))

@@ -103,29 +103,17 @@ def _find(
 def find_groups(
     guide: Tensor, references: Sequence[Tensor], patch: Three, radii: Three, order: Tensor, members: int
 ) -> tuple[Tensor, Tensor]:
-    """Find the patches nearest to each reference patch in its window; no number is asked of the device.
-
-    Squared distances are sums of squared differences, in float64.
-
-    Parameters
-    ----------
-    guide : (C, Z, H, W)
-        Of at most 2^31 samples.
-    references : (A,), (B,), (E,)
-        First samples of the patches of reference along the three axes.
-    patch, radii
-        Along the three axes.
-    order : (offsets,)
-        The offsets of a window (in C order), by their length.
-    members : int
-        n, wanted in a group; at most as many as there are offsets.
-
-    Returns
-    -------
-    members : (A B E, n) int32
-        Corners of the patches, the reference first, then in C order; the reference again where there are too few.
-    counts : (A B E,) int32
-    """
+    """Find the patches nearest to each reference patch in its window."""
+    # - guide : (C, Z, H, W); Of at most 2^31 samples.
+    # - references : (A,), (B,), (E,); First samples of the patches of reference along the three axes.
+    # - patch, radii: Along the three axes.
+    # - order : (offsets,); The offsets of a window (in C order), by their length.
+    # - members : int; n, wanted in a group; at most the number of offsets.
+    # Returns:
+    # - members : (A B E, n) int32; Corners of the patches, the reference first, then in C order; the reference again
+    #   where there are too few.
+    # - counts : (A B E,) int32
+    # No number is asked of the device. Squared distances are sums of squared differences, in float64.
     device, (planes, *shape) = guide.device, guide.shape
     sides = [len(one) for one in references]
     places = [one.to(device, torch.int32) for one in references]
