@@ -1,8 +1,4 @@
-"""Decoders in a process of their own, which may crash, hang or ask for all memory without harm to this one.
-
-Messages go through pipes: text in JSON, and the bytes of arrays behind it. Nothing in a reply is run. The decision
-"Decoders in a child" says which formats are read so.
-"""
+"""Decoders in a process of their own, which may crash, hang or ask for all memory without harm to this one."""
 
 from __future__ import annotations
 
@@ -134,10 +130,7 @@ def _write(stream: BinaryIO, content: memoryview) -> None:
 
 
 def _receive(stream: BinaryIO, most: float = math.inf, owner: int = 0, answers: BinaryIO | None = None) -> Any:
-    """Return the next message; `EOFError` where the other side is gone, any error where it sends something else.
-
-    Large arrays are taken from the memory of `owner`.
-    """
+    """Return the next message; `EOFError` where the other side is gone, any error where it sends something else."""
     length = int.from_bytes(_filled(stream, bytearray(8)), "little")
     if length > _LONGEST:
         raise ValueError("a message that is too long")
@@ -213,7 +206,7 @@ class _Child:
         _children.add(self)
 
     def greet(self) -> None:
-        """Wait until it is there; `OSError` is raised if it never comes to life."""
+        """Wait until it is there; `OSError` where it never comes to life."""
         if self.ready:
             return
         try:
@@ -296,7 +289,7 @@ def _end_all() -> None:
 
 
 def begin(library: str) -> None:
-    """Let a child come to life, and load a library, while this process does other things."""
+    """Start a child that loads a library, without waiting for it."""
     with _lock, suppress(OSError):  # what is wrong is said when a file is read
         if not (_idle or _is_here()):
             _idle.append(_Child(library))
@@ -335,7 +328,7 @@ def _borrowed(path: Path) -> Iterator[_Child]:
 
 
 def seconds_for(size: int) -> float:
-    """Return how long so many bytes may take a decoder: a minute and more, or ``NLFLOW_DECODE_SECONDS``."""
+    """Return how long a decoder may take for so many bytes: over a minute, or ``NLFLOW_DECODE_SECONDS``."""
     given = os.environ.get("NLFLOW_DECODE_SECONDS")
     if given is not None:
         try:
@@ -355,28 +348,10 @@ def size_of(path: Path) -> int:
 
 
 def stream(function: str, path: Path, memory: float, *, size: int = 0, **words: Any) -> Iterator[Any]:
-    """Yield what a function ``module:name`` yields for a file, computed in a child.
+    """Yield what a function ``module:name`` yields for a path and `words`, computed in a child.
 
-    Parameters
-    ----------
-    function : str
-        Its arguments are the path and `words`.
-    path : Path
-    memory : float
-        Bytes that the samples may take in the child, and on their way from it in all.
-    size : int
-        Bytes of the file that one item may take, where they are many.
-    **words
-        Plain data.
-
-    Raises
-    ------
-    FileFormatError
-        Where the decoder crashes, or takes longer than `seconds_for` from one item to the next.
-    MemoryLimitError
-        Where it asks for more memory than `memory` and some room.
-    NlflowError, ValueError
-        As the function does; what is no error of the package is a `ValueError` here.
+    `memory` are the bytes that samples may take, `size` those of the file that one item may take. Errors are those of
+    the function, `ValueError` for what is none of the package; `FileFormatError` for a crash and `MemoryLimitError`.
     """
     if _is_here():
         yield from _called(function, path, words)
@@ -423,7 +398,6 @@ def _too_large(path: Path, allowed: int) -> MemoryLimitError:
 
 
 def _ended(path: Path, child: _Child, code: int, seconds: float, allowed: int) -> FileFormatError:
-    """Return the exception that says how a child ended."""
     expected = "one that reads it"
     if child.late or code == -getattr(signal, "SIGALRM", 0):
         return file_error(path, f"a decoder that took over {seconds:.0f} s", expected,
@@ -440,7 +414,7 @@ def _ended(path: Path, child: _Child, code: int, seconds: float, allowed: int) -
 
 
 def serve(library: str = "") -> None:
-    """Answer requests until the caller is gone; a library may be loaded before the first comes."""
+    """Answer requests until the caller is gone."""
     global _inside
     _inside = True
     requests, replies = os.fdopen(os.dup(0), "rb", 0), os.fdopen(os.dup(1), "wb", 0)

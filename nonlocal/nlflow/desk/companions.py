@@ -1,8 +1,4 @@
-"""Files that belong to an input of the command line: its mask, the noise of its pixels, its reference.
-
-A picture is matched with a picture as both are seen, so a mask that was drawn upright fits a photograph that is stored
-on its side; arrays and tables are matched as they are stored.
-"""
+"""Files that belong to an input of the command line: its mask, the noise of its pixels, its reference."""
 
 from __future__ import annotations
 
@@ -21,7 +17,10 @@ from nlflow.errors import FileFormatError, InputError
 
 
 def _matched(media: Media, found: Media, data: Array) -> Array:
-    """Return the samples of a picture that belongs to `media`, turned as that one is stored."""
+    """Return the samples of a picture that belongs to `media`, turned as that one is stored.
+
+    So a mask that was drawn upright fits a photograph that is stored on its side.
+    """
     if found.kind != "image" or found.format in ARRAYS or media.format in ARRAYS:
         return data
     return as_stored(upright(data, found.orientation), media.orientation)
@@ -52,7 +51,7 @@ def _misfit(option: str, path: Path, shape: tuple[int, ...], expected: str, medi
 def read_mask(option: str, path: Path, media: Media) -> tuple[Array, list[str]]:
     """Return where a mask is not 0, in the spatial shape of `media` (or in its full shape), and notes.
 
-    Of a picture with colours, any channel counts; what its alpha channel hides does not.
+    Of a picture with colours any channel counts; what its alpha channel hides does not.
     """
     found = _opened(path, media, (media.spatial_shape, media.data.shape))
     data, notes = found.data, list(found.notes)
@@ -96,15 +95,12 @@ def read_reference(option: str, path: Path, media: Media) -> tuple[Array, list[s
 
 
 def measures(media: Media) -> tuple[str, ...]:
-    """Return which figures of `nlflow.denoising.quality` tell how near a result of this kind is to its reference."""
+    """Return the figures of `nlflow.denoising.quality` that suit this kind."""
     return ("psnr",) if media.stacked else ("psnr", "snr" if media.kind == "signal" else "ssim")
 
 
 def nearness(media: Media, clean: Array, noisy: Array, result: Array) -> dict[str, float | None]:
-    """Return how near input and result come to the reference; of a table the means over columns, whose units differ.
-
-    The figure of an input with a NaN is None.
-    """
+    """Return how near input and result come to the reference; of a table the means over columns."""
     from nlflow.denoising.quality import psnr, snr, ssim
 
     kinds: dict[str, Callable[..., float | None]] = {

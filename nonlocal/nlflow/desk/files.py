@@ -1,8 +1,4 @@
-"""Reading and writing of images and signals.
-
-A file is read into a `Media`: its samples, in the file's own units (0 to 255 in an 8-bit image, raw samples in a WAV
-file), and what is needed to write a result in the same way. What cannot be kept is refused, or told in a note.
-"""
+"""Reading and writing of images and signals."""
 
 from __future__ import annotations
 
@@ -109,13 +105,7 @@ def known_format(path: Path) -> str:
 
 
 def found_format(path: Path) -> tuple[str, list[str]]:
-    """Return the format of a file, which its content decides before its name, and notes.
-
-    Raises
-    ------
-    FileFormatError
-        If it is of a format that is not read; the message names a way.
-    """
+    """Return the format of a file, which its content decides before its name, and notes."""
     extension = ""
     if path.is_file():
         with suppress(OSError), path.open("rb") as stream:  # what is wrong with it is said when it is read
@@ -137,7 +127,7 @@ def found_format(path: Path) -> tuple[str, list[str]]:
 
 
 def load(path: str | os.PathLike[str], *, first_column: FirstColumn | None = None, array: str | None = None) -> Media:
-    """Read a file without settling what the axes of an array or of a stack are; see `nlflow.desk.files.read`."""
+    """Read a file without settling what the axes of an array or of a stack are; see `read`."""
     path = Path(path)
     form, notes = found_format(path)
     expected = f"a readable {form.upper()} file"
@@ -192,13 +182,13 @@ _FRAMES = ("png", "jpeg", "tiff", "bmp", "webp", "pnm")
 
 
 def natural(name: str) -> list[tuple[int, int, str]]:
-    """Return a key that sorts names as people count: frame 9 before frame 10."""
+    """Return a key that sorts names as people count."""
     parts = re.split(r"(\d+)", name)
     return [(0, int(part), part) if part.isdecimal() else (1, 0, part.lower()) for part in parts if part]
 
 
 def pictures_in(folder: Path) -> list[Path]:
-    """Return the pictures of a folder in the order of their names, without hidden ones and those in folders inside."""
+    """Return the pictures of a folder in the order of their names, without hidden ones."""
     found = [path for path in folder.iterdir()
              if path.is_file() and not path.name.startswith(".") and format_of(path) in _FRAMES]  # fmt: skip
     return sorted(found, key=lambda path: natural(path.name))
@@ -209,13 +199,7 @@ _LETTERS = {"time": "T", "channel": "C", "slice": "Z"}
 
 
 def placed_by_name(folder: Path, paths: Sequence[Path], letters: str) -> tuple[list[Path], tuple[int, ...]]:
-    """Return pictures in the order of these axes, as their names say it (``t3_c0_z12``), and how many along each.
-
-    Raises
-    ------
-    FileFormatError
-        If a name does not say it, or if not all places have one picture each.
-    """
+    """Return pictures in the order of these axes, as their names say it (``t3_c0_z12``), and how many along each."""
     found: dict[tuple[int, ...], Path] = {}
     small = letters.lower()
     wanted = f"names with {', '.join(small)} and a number each, such as {'_'.join(f'{a}0' for a in small)}"
@@ -241,15 +225,9 @@ def placed_by_name(folder: Path, paths: Sequence[Path], letters: str) -> tuple[l
 
 
 def load_frames(folder: Path, paths: Sequence[Path], axes: str | None = None) -> Media:
-    """Read pictures of one size and type as one stack.
+    """Read pictures of one size and type as one stack, whose first axis the user has to name.
 
-    Its first axis, in this order, has to be named by the user. Of several axes beside Y and X (``TCZYX``) the names of
-    the pictures say which is where; see `placed_by_name`.
-
-    Raises
-    ------
-    FileFormatError
-        If there is none, or if a picture differs from the first in size, type, orientation or format.
+    Of several axes beside Y and X (``TCZYX``) the names of the pictures say which is where.
     """
     if not paths:
         raise FileFormatError(f"{folder}: got no pictures, expected at least one; check the name")
@@ -314,40 +292,33 @@ def read(
     Parameters
     ----------
     path : str or PathLike
-        A file of one of `EXTENSIONS` or `STACKS`; its content decides, and where that does not tell, its extension.
-        With `axes`, a folder of pictures that are the frames of one clip, or the slices of one volume, in the order of
-        their names.
+        A file, whose content decides the format before its extension. With `axes`, a folder of pictures that are the
+        frames of one clip, or the slices of one volume, in the order of their names.
     kind : {"image", "signal"}, optional
         Needed for a two-dimensional array that is a signal (N, C).
     channel_axis : int, optional
-        Axis of the channels in an array (NPY, NPZ, MAT, HDF5). By default the last one if the array is
-        three-dimensional with 2 to 4 entries there; other arrays of three dimensions need it, or `axes`; of four and
-        five, `axes`.
+        Axis of the channels in an array. By default the last one of three, if it has 2 to 4 entries.
     first_column : {"keep", "denoise"}, optional
-        What becomes of the first of several columns in a table (CSV, Parquet). By default it is kept if its name is one
-        of times, or if it is strictly monotone. Another column is kept where it is in equal steps.
+        What becomes of the first of several columns in a table; see `nlflow.desk.formats.tables.chosen`.
     axes : str, optional
         Which axis of a stack is which, where the file does not say it: one letter for each (T, Z, C, Y, X).
     spacing : sequence of float, optional
         How far apart the samples of a stack are, in the place of what the file says: one number for each axis but C, or
         for Z, Y and X alone.
     array : str, optional
-        Which array of an NPZ, MAT or HDF5 file (its path in that) is meant, where there are several.
+        Which array of an NPZ, MAT or HDF5 file is meant, where there are several.
 
     Returns
     -------
     Media
-        The samples as they are stored (a photograph is not turned) and what is needed to write them back; its
-        ``notes`` tell the conversions that were made.
+        The samples as they are stored, in the units of the file; ``notes`` tell the conversions that were made.
 
     Raises
     ------
     FileFormatError
-        If the file is missing, empty, damaged, of an unknown format, or holds what is not read: no array of the name
-        `array`, several without it, or more than three axes without `axes`.
+        For a file that is missing, damaged, of an unknown format, or holds what is not read.
     InputError
-        If `kind`, `channel_axis`, `axes` or `spacing` do not fit the file, for `array` or `first_column` of another
-        kind of file, or if nobody says what an axis is.
+        For arguments that do not fit the file, or if nobody says what an axis is.
     """
     if first_column is not None:
         check_choice("first_column", first_column, ("keep", "denoise"))
@@ -368,7 +339,7 @@ def read(
 
 
 def is_stack(path: Path) -> bool:
-    """Return whether a name is that of a stack: a video, NIfTI, a group of OME-Zarr, a TIFF file of many pages."""
+    """Return whether a name is that of a stack."""
     form = format_of(path)
     if form == "zarr":
         from nlflow.desk.formats.ngff import is_group
@@ -390,13 +361,7 @@ def read_kind(path: Path) -> Kind:
 
 
 def check_target(path: str | os.PathLike[str]) -> None:
-    """Check that a file can be created or replaced; nothing is written.
-
-    Raises
-    ------
-    FileFormatError
-        If the folder is missing or not writable, or if `path` is a folder, a device or a write-protected file.
-    """
+    """Raise `FileFormatError` for a file that cannot be created or replaced."""
     path = Path(path)
     expected = "a file that can be written"
     if path.is_dir():
@@ -413,17 +378,9 @@ def check_target(path: str | os.PathLike[str]) -> None:
 
 
 def check_distinct(sources: Mapping[str, Path | None], targets: Mapping[str, Path | None]) -> None:
-    """Refuse outputs that would replace an input or each other.
+    """Raise `InputError` for outputs that would replace an input or each other, links followed.
 
-    Parameters
-    ----------
-    sources, targets : mapping of str to Path or None
-        Inputs and outputs by the names that the message gives them.
-
-    Raises
-    ------
-    InputError
-        If an output is the same file as an input or as another output, links followed.
+    Keys are the names that the message gives them.
     """
     seen = {key: name for name, path in sources.items() if path is not None for key in identity(path)}
     for name, path in targets.items():
@@ -445,25 +402,7 @@ def identity(path: Path) -> list[object]:
 
 
 def check_output(target: str | os.PathLike[str] | Writing, media: Media) -> tuple[str, ...]:
-    """Check, before any work, that a result for `media` can be written to `path`; nothing is written.
-
-    Parameters
-    ----------
-    target : str, PathLike or Writing
-        The output, whose extension decides the format, or how it is written.
-    media : Media
-        The input that the result belongs to.
-
-    Returns
-    -------
-    tuple of str
-        A note for the user of what the output's format has no place for (the names of columns in an .npy file, say).
-
-    Raises
-    ------
-    FileFormatError
-        If the extension is unknown, the format cannot hold the result, or the file cannot be created.
-    """
+    """Return notes of what the output's format has no place for; `FileFormatError` where it cannot hold a result."""
     writing = writing_of(target)
     path = writing.path
     if media.format == "frames" and not format_of(path):
@@ -523,7 +462,7 @@ def check_frames(folder: Path, media: Media) -> None:
 
 
 def write_frames(writing: Writing, values: Array, media: Media) -> None:
-    """Write a stack as pictures of the names and formats of the input, each complete or not at all."""
+    """Write a stack as pictures of the names and formats of the input."""
     frames = media.extras["frames"]
     folder = make_folder(writing.path)
     for frame, one in zip(values.reshape(len(frames), *frames[0].data.shape), frames, strict=True):
@@ -558,28 +497,9 @@ def stored(data: Array, dtype: np.dtype[Any], form: str, bits: int | None) -> Ar
 
 
 def write(target: str | os.PathLike[str] | Writing, data: Array, media: Media) -> None:
-    """Write a result in the way its input is stored.
+    """Write a result in the units and the shape of ``media.data``, in the way its input is stored.
 
-    Integers are rounded and clipped to the range of the input's dtype. NPY, NPZ and CSV files keep the precision of the
-    result: float32 for an input of half or single precision, float64 otherwise. What came with the samples (opacity,
-    orientation, EXIF block, colour profile, resolution, sample rate, column names, a first column) is written back as
-    far as the format has room; see `check_output`. The file appears complete or not at all.
-
-    Parameters
-    ----------
-    target : str, PathLike or Writing
-        The output, whose extension decides the format, or how it is written.
-    data : numpy.ndarray
-        The result in the file's own units, of the same shape as ``media.data``.
-    media : Media
-        The input that the result belongs to.
-
-    Raises
-    ------
-    FileFormatError
-        As in `check_output`, or if the file cannot be written.
-    InputError
-        If `data` has another shape than the input, or non-finite values that an integer format cannot hold.
+    Integers are rounded and clipped to the range of the input's dtype. NPY, NPZ and CSV files get floats.
     """
     writing = writing_of(target)
     path = writing.path

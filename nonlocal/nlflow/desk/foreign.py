@@ -1,4 +1,4 @@
-"""What lies in a folder from elsewhere: links that lead out of it, and codecs that may do more than decode."""
+"""What lies in a folder from elsewhere: links that lead out, and codecs that may do more than decode."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def leads_out(path: Path, folder: Path) -> bool:
 
 
 def check_links(folder: Path, entries: Iterable[Path], expected: str) -> None:
-    """Refuse a folder of which an entry is a link that leads out: a reader takes what is there for a part of it."""
+    """Raise `FileFormatError` for a folder of which an entry is a link that leads out."""
     for entry in entries:
         if leads_out(entry, folder):
             got = f"the link {os.path.relpath(entry, folder)!r} in it, which leads to {os.path.realpath(entry)}"
@@ -41,7 +41,7 @@ def links_in(folder: Path) -> Iterator[Path]:
 
 
 def strange_codecs(meta: dict[str, Any]) -> list[str]:
-    """Return the codecs in a description of version 2 or 3 that may do more than turn bytes into numbers, sorted."""
+    """Return the codecs in a description of version 2 or 3 that may do more than turn bytes into numbers."""
     return sorted(_codecs(meta) - _HARMLESS)
 
 

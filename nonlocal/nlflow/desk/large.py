@@ -1,4 +1,4 @@
-"""Images on the disk that are larger than one memory: opened block by block, and denoised from file to file."""
+"""Images on the disk that are larger than memory: opened block by block, and denoised from file to file."""
 
 from __future__ import annotations
 
@@ -45,13 +45,7 @@ _MOST_BLOCKS = 10**6  # of which each is a task
 
 
 def open_array(path: Path) -> Any:
-    """Return the zarr array in a folder; nothing of it is read but its description.
-
-    Raises
-    ------
-    FileFormatError
-        For what is no zarr array of numbers, and for codecs that could do more than decode.
-    """
+    """Return the zarr array in a folder; `FileFormatError` for anything else, and for unknown codecs."""
     need_dask()
     import zarr
 
@@ -103,7 +97,7 @@ def open_image(path: str | Path, *, channel_axis: int | None = None, block: int 
     FileFormatError
         For what is neither.
     InputError
-        Without Dask.
+        For a `channel_axis` or `block` that cannot be, and without Dask.
     """
     image, axis, _ = open_stack(check_path("path", path), channel_axis, None, block, "fast")
     return image, axis
@@ -112,19 +106,7 @@ def open_image(path: str | Path, *, channel_axis: int | None = None, block: int 
 def open_stack(
     path: Path, channel_axis: int | None, axes: str | None, block: int | None, quality: str
 ) -> tuple[Any, int | None, str | None]:
-    """Open an image or a stack on the disk as a Dask array; return the axis of its channels and its axes too.
-
-    Parameters
-    ----------
-    path, channel_axis
-        As `open_image`.
-    axes : str, optional
-        Which axis is which, as `nlflow.denoise` takes it; of a TIFF file of pages, whose own word is heard where there
-        is one.
-    block : int, optional
-        Wanted side of the blocks, that which suits the quality by default.
-    quality : str
-    """
+    """Open an image or a stack on the disk as a Dask array; return the axis of its channels and its axes too."""
     need_dask()
     import dask.array as da
 
@@ -286,8 +268,8 @@ def denoise_store(
 ) -> tuple[DenoiseInfo, dict[str, Any]]:
     """Denoise an image on the disk into a zarr array, on workers of Dask.
 
-    Blocks are written to ``<target>.partial``, with a record of those that are done; when all are, the folder gets its
-    name. The result has the dtype and the units of the input, and its bits do not depend on the workers.
+    Blocks are written to ``<target>.partial``, which gets its name when all are done. The result has the dtype and the
+    units of the input.
 
     Parameters
     ----------
@@ -299,16 +281,14 @@ def denoise_store(
     sigma, quality, noise, channel_axis, axes, spacing, options, **more
         As `denoise_array`.
     block : int, optional
-        Wanted side of the blocks, which are made of whole chunks of the source, and joined where they are small: 1024
-        for ``fast``, 2048 otherwise; of volumes 256 and 192. They become the chunks of the result. Blocks of a clip are
-        some whole frames, of about as many samples as a cube of this side.
+        Wanted side of the blocks, which are made of whole chunks of the source: by default 1024 for ``fast``, 2048
+        otherwise; of volumes and clips 256 and 192.
     scheduler : str
         Address of a scheduler of Dask, such as ``tcp://10.0.0.1:8786``, or ``'local'`` for processes on this machine.
     workers : int, optional
-        How many local ones; all cores by default. Not beside the address of a scheduler, which has its own.
+        How many local ones; all cores by default. Not beside the address of a scheduler.
     existing : {'refuse', 'overwrite', 'resume'}
-        What to do about a target that is there. ``resume`` goes on with a partial one of the same problem: blocks whose
-        digest is still that of the record are not computed again.
+        What to do about a target that is there. ``resume`` goes on with a partial one of the same problem.
     progress : callable
         Told how many blocks are done, and of how many.
 
@@ -543,10 +523,7 @@ def _finish(partial: Path, target: Path, *, replace: bool) -> None:
 
 
 def _tidy(partial: Path, target: Path, *, keep: bool = False) -> bool:
-    """Remove what is left beside a result that has its name and its record still, as after a kill.
-
-    Returns whether it has the record, which is kept for who goes on with it.
-    """
+    """Remove what a kill has left beside a result that has its record still; return whether it keeps that."""
     if not (target / _RECORD).is_file():
         return False
     if partial.exists() and not (partial / _RECORD).exists():  # what the result has replaced

@@ -1,4 +1,4 @@
-"""Options of commands: those that several share, each declared once, finer settings by name, and former spellings."""
+"""Options of commands: those that several share, finer settings by name, and former spellings."""
 
 from __future__ import annotations
 
@@ -55,10 +55,7 @@ FORMER = {
 
 
 def renewed(args: Iterable[str], known: set[str]) -> tuple[list[str], dict[str, str]]:
-    """Return the words of a command that has the options `known`, with former ones as they are written now.
-
-    Beside them the former options by the names of what they set, so that messages call them as the user does.
-    """
+    """Return the words of a command without former options, and those by the names of what they set."""
     words, former, rest = list[str](), dict[str, str](), iter(args)
     for word in rest:
         if word == "--":
@@ -82,7 +79,7 @@ def renewed(args: Iterable[str], known: set[str]) -> tuple[list[str], dict[str, 
 
 @dataclass(frozen=True)
 class Setting:
-    """What is set by ``NAME=VALUE``: how the text is read, and what it says; of `Options` their own text."""
+    """What ``NAME=VALUE`` sets: how the text is read, and what its help says."""
 
     read: Callable[[str], Any]
     text: str = ""
@@ -152,7 +149,7 @@ _OF_COUNTS = {
 
 
 def settings() -> dict[str, Setting]:
-    """Return what ``--set`` takes: what `nlflow.denoising.Options` have, but for what is said otherwise, and counts."""
+    """Return what ``--set`` takes."""
     from nlflow.denoising.options import Options
 
     readers: dict[str, Callable[[str], Any]] = {"int": _whole, "float": _number, "str": str}
@@ -183,19 +180,19 @@ WRITINGS = {
 
 @dataclass(frozen=True)
 class Given:
-    """What an option that takes ``NAME=VALUE`` was given: `values` by name, and how messages call each."""
+    """What an option that takes ``NAME=VALUE`` was given."""
 
     option: str
     values: dict[str, Any]
     former: Mapping[str, str]
 
     def hint(self, name: str) -> str:
-        """Return how a user has written, or writes, one of the names."""
+        """Return how a user writes a name."""
         shown = name.replace("_", "-")
         return self.former.get(shown, f"{self.option} {shown}")
 
     def refuse(self, name: str, why: str) -> typer.BadParameter:
-        """Return the error that says what is wrong with one."""
+        """Return the error about one."""
         return typer.BadParameter(why, param_hint=self.hint(name))
 
 
@@ -221,7 +218,7 @@ def given(option: str, texts: Iterable[str] | None, known: Mapping[str, Setting]
 
 
 def parse_axes(texts: Iterable[str] | None, former: Mapping[str, str]) -> dict[str, Any]:
-    """Return what ``--axes`` says, by the words of `nlflow.desk.files.read`: ``ZYX:5,1,1`` are axes and distances."""
+    """Return what ``--axes`` says, by the words of `nlflow.desk.files.read`."""
     named = []
     for text in texts or ():
         letters, _, distances = text.partition(":")
@@ -234,7 +231,7 @@ def parse_axes(texts: Iterable[str] | None, former: Mapping[str, str]) -> dict[s
 
 
 def as_words(reading: Mapping[str, Any]) -> list[str]:
-    """Return the words of a command line that say how a file is read; see `parse_axes`."""
+    """Return the words of a command line that say how a file is read."""
     distances = "" if reading.get("spacing") is None else ":" + ",".join(map(repr, reading["spacing"]))
     layout = f"{reading.get('axes') or ''}{distances}"
     words = ["--axes", layout] if layout else []
@@ -245,7 +242,7 @@ def as_words(reading: Mapping[str, Any]) -> list[str]:
 
 
 def described(known: Mapping[str, Setting]) -> list[tuple[str, str]]:
-    """Return names and texts of settings; those of `nlflow.denoising.Options` with their defaults."""
+    """Return names and texts of settings, with their defaults."""
     from nlflow.denoising.options import OPTIONS, Options
 
     texts: dict[str, str] = {}
@@ -295,7 +292,7 @@ def noise_of(word: str, level: Any, strength: float | None, settings: Given) -> 
 
 
 def options_of(quality: str, strength: float | None, settings: Given) -> Any:
-    """Return the `nlflow.denoising.Options` that a command line asks for, which check them."""
+    """Return the checked `nlflow.denoising.Options` of a command line."""
     from nlflow.denoising.options import Options
     from nlflow.errors import InputError
 
@@ -313,7 +310,7 @@ def options_of(quality: str, strength: float | None, settings: Given) -> Any:
 
 
 def check_device(device: str, hint: str = "--device") -> None:
-    """Raise what gives exit code 2, as every option of which there is no such value, where a device is missing."""
+    """Raise what gives exit code 2 where a device is missing."""
     from nlflow.backends.devices import choose_device
     from nlflow.errors import InputError
 
@@ -324,7 +321,7 @@ def check_device(device: str, hint: str = "--device") -> None:
 
 
 def split_sigma(text: str | None) -> tuple[float | list[float] | None, Path | None]:
-    """Return what ``--sigma`` says: numbers, or the file or folder that holds them; nothing where it is estimated."""
+    """Return what ``--sigma`` says: numbers, or the file or folder that holds them."""
     if text is None or text == "auto":
         return None, None
     try:
@@ -362,7 +359,7 @@ def split_flat(text: str | None) -> tuple[slice, slice] | None:
 
 @dataclass(frozen=True)
 class Rule:
-    """Options that act under a condition only: their names, the condition on all values, and what is said of others."""
+    """Options that act under a condition only, and what is said of them otherwise."""
 
     options: str
     acts: Callable[[Mapping[str, Any]], bool]
@@ -421,7 +418,7 @@ _RULES: dict[str, tuple[Rule, ...]] = {
 
 
 def refuse_idle(command: str, context: Any) -> None:
-    """Raise `typer.BadParameter` for an option that was given and has no effect beside the others."""
+    """Raise `typer.BadParameter` for an option that was given and has no effect."""
     names = {param.name: param.opts[0] for param in context.command.params}
     for rule in _RULES.get(command, ()):
         for name in rule.options.split():

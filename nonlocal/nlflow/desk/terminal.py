@@ -1,4 +1,4 @@
-"""What commands share: printing, progress, warnings, checks of options, and arrays of tokens."""
+"""What commands print and ask for."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def in_shell(message: str) -> str:
 
 
 def echo(text: str, *, err: bool = False) -> None:
-    """Print `text`, what the terminal would obey, or its encoding cannot show, as escapes: names may hold any byte."""
+    """Print `text`, what the terminal would obey, or its encoding cannot show, as escapes."""
     import typer
 
     from nlflow.errors import visible
@@ -59,7 +59,7 @@ def echo(text: str, *, err: bool = False) -> None:
 
 
 def say(level: str, text: str) -> None:
-    """Print a note, a warning or an error about what was asked for, on one line of stderr."""
+    """Print a note, a warning or an error on one line of stderr."""
     from nlflow.errors import visible
 
     echo(f"nonlocal: {level}: {in_shell(visible(text))}", err=True)
@@ -77,7 +77,10 @@ def ensure_streams() -> None:
 
 
 def nobody_reads(error: Exception) -> bool:
-    """Whether it says that the reader of stdout has had enough; Windows has no name of its own for that."""
+    """Whether an error says that the reader of stdout has had enough.
+
+    Windows has no name of its own for that.
+    """
     if isinstance(error, BrokenPipeError):
         return True
     return os.name == "nt" and isinstance(error, OSError) and error.errno == errno.EINVAL and error.filename is None
@@ -105,7 +108,7 @@ def mendable(error: Exception) -> str | None:
 
 
 def print_table(rows: list[tuple[str, str]], *, err: bool = False) -> None:
-    """Print names and values in two columns."""
+    """Print two columns."""
     from nlflow.errors import visible
 
     shown = [(visible(name), visible(str(value))) for name, value in rows]
@@ -115,7 +118,7 @@ def print_table(rows: list[tuple[str, str]], *, err: bool = False) -> None:
 
 
 def print_json(report: Mapping[str, Any]) -> None:
-    """Print `report` as one JSON object."""
+    """Print a JSON object."""
     from nlflow.store.encoding import plain
 
     echo(json_text(plain(report)))
@@ -133,17 +136,17 @@ def json_text(value: Any, margin: str = "") -> str:
 
 
 def shows_progress(quiet: bool) -> bool:
-    """Return whether somebody looks at a progress bar on stderr."""
+    """Return whether stderr gets a bar."""
     return not quiet and sys.stderr.isatty()
 
 
 def progress_bar(quiet: bool, **words: Any) -> Any:
-    """Return a bar on stderr where somebody looks."""
+    """Return a bar on stderr, hidden where nobody looks."""
     return bar(disable=not shows_progress(quiet), **words)
 
 
 class Log:
-    """Progress where stderr is no terminal: what begins, and a line every half minute, with the name of a file."""
+    """Progress where stderr is no terminal: what begins, and a line every half minute."""
 
     def __init__(self, name: str = "") -> None:
         self.name = name
@@ -151,7 +154,7 @@ class Log:
         self._begun = False
 
     def begin(self, text: str) -> None:
-        """Say what is to be done; the first only, of several files."""
+        """Announce the first file."""
         if not self._begun:
             say("note", f"{self.name}: {text}")
         self._begun = True
@@ -168,12 +171,12 @@ class Log:
 
 
 def progress_of(quiet: bool, name: str = "") -> bool | Log:
-    """Return what `nlflow.denoise` takes: a bar where somebody looks, lines in a log, or neither."""
+    """Return what `nlflow.denoise` takes as `progress`: a bar, lines in a log, or neither."""
     return shows_progress(quiet) or (not quiet and Log(name))
 
 
 def tell_of_compiling(quiet: bool) -> None:
-    """Say, where somebody looks, why nothing moves while loops are compiled."""
+    """Say why nothing moves while loops are compiled."""
     from nlflow.backends.numba import loading
 
     def say() -> None:
@@ -186,7 +189,7 @@ def tell_of_compiling(quiet: bool) -> None:
 
 @contextmanager
 def warnings_kept() -> Iterator[list[str]]:
-    """Keep the warnings for users. Yields a list that has each text once when the context ends."""
+    """Keep the warnings for users; the list has each text once when the context ends."""
     texts: list[str] = []
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
@@ -196,7 +199,7 @@ def warnings_kept() -> Iterator[list[str]]:
 
 @contextmanager
 def named(path: Path) -> Iterator[None]:
-    """Name the file in refusals of what it holds, which the library calls the image."""
+    """Let refusals name the file, which the library calls the image."""
     from nlflow.errors import InputError
 
     try:
@@ -217,7 +220,7 @@ def check_installed(command: str, module: str, named: str) -> None:
 
 
 def check_out(out: Path | None) -> None:
-    """Raise `FileFormatError` where ``--out`` names a file."""
+    """Refuse a file as ``--out``."""
     from nlflow.errors import FileFormatError
 
     if out is not None and out.exists() and not out.is_dir():
@@ -225,7 +228,7 @@ def check_out(out: Path | None) -> None:
 
 
 def read_tokens(option: str, path: Path | None) -> Any:
-    """Return the array of an .npy file; pickled objects are refused."""
+    """Return the array of an .npy file."""
     if path is None:
         return None
     from nlflow.errors import FileFormatError

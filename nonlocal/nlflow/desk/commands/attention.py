@@ -1,4 +1,4 @@
-"""The command ``nonlocal attention``: what the layers of a trained transformer do to its tokens."""
+"""The command ``nonlocal attention``."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def _explained(columns: Iterable[Column]) -> str:
 
 
 def lines_of(meanings: Mapping[str, str]) -> str:
-    """Return a line, or several, for each column: its name, and what it is."""
+    """Return lines for each column: its name, and what it is."""
     names = list(meanings)
     width = max(map(len, names)) + 4
     texts = [fill(one, _HELP_WIDTH - width).split("\n") for one in meanings.values()]
@@ -138,7 +138,7 @@ _PRINTED = ("fidelity", "layer", *(one.name for one in COLUMNS if one.printed))
 
 
 def inputs_of(model: Any, source: str, text: str | None, image: Path | None, tokens: Path | None) -> Any:
-    """Return what a model is called with, of a text, a picture or tokens."""
+    """Return a model's inputs."""
     from nlflow.attention import image_inputs, text_inputs, token_inputs
 
     if text is not None:
@@ -222,7 +222,7 @@ def attention(
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """See how far each layer of a trained transformer moves its tokens, and what NeuTRENO's term changes."""
+    """See `HELP`."""
     if sweep or report is not None:
         if sum(one is not None for one in (texts, images, sounds)) != 1:
             hint = "--sweep" if sweep else "--report"

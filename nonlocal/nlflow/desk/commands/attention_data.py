@@ -1,4 +1,4 @@
-"""What ``nonlocal attention --sweep`` and ``--report`` measure: a model, a task by its kind, inputs, from files."""
+"""What ``nonlocal attention --sweep`` and ``--report`` measure."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def measured(
     model: str, *, texts: Path | None, images: Path | None, sounds: Path | None, metric: str, items: int, words: int,
     size: int | None,
 ) -> Measured:  # fmt: skip
-    """Load a model and its data, and return them with the task that a metric, or the kind of the model, names."""
+    """Load model, data and task."""
     from nlflow.attention import load_model
     from nlflow.errors import InputError, check_choice, check_integer
 

@@ -1,4 +1,4 @@
-"""The command ``nonlocal cite``: BibTeX of the package and of the theory behind what was run."""
+"""The command ``nonlocal cite``."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Examples:
 def cite(
     what: Annotated[str, typer.Argument(metavar="[WHAT]", help="What was run.", show_default=False)] = "flows",
 ) -> None:
-    """Print BibTeX of the package, and of the theory behind what was run."""
+    """See `HELP`."""
     from nlflow.studies.citing import bibtex
     from nlflow.studies.replay import is_study_file, read_study
 

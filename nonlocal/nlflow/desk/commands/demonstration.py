@@ -1,8 +1,4 @@
-"""The demonstration: a photograph and an electrocardiogram, the J-flow to its constant, the E-flow to its equilibrium.
-
-Nothing is downloaded: the photograph ships inside scikit-image (camera, CC0), and the electrocardiogram is the model of
-McSharry, Clifford, Tarassenko and Smith (2003), doi:10.1109/TBME.2003.808805.
-"""
+"""The command ``nonlocal demo`` on a photograph of scikit-image and a modelled electrocardiogram."""
 
 from __future__ import annotations
 
@@ -67,7 +63,7 @@ class _Case:
 
 
 def run_demo(out: Path, progress: bool = True) -> str:
-    """Run the demonstration, write its figure to the folder `out` and return its table."""
+    """Write the demonstration's figure to the folder `out` and return its table."""
     make_folder(out)
     begun = time.perf_counter()
     with progress_bar(not progress, total=9, desc="demo") as bar:
@@ -101,7 +97,10 @@ def _photograph(bar: Any) -> _Input:
 
 
 def _heartbeats(size: int, rate: float = 180.0) -> Array:
-    """Return `size` samples of a heart in microvolts, `rate` a second; it beats faster while its owner breathes in."""
+    """Return `size` samples of a heart in microvolts, `rate` a second; it beats faster while its owner breathes in.
+
+    The model of McSharry, Clifford, Tarassenko and Smith (2003), doi:10.1109/TBME.2003.808805.
+    """
     seconds = np.arange(size) / rate
     angle = 2 * np.pi * 1.15 * seconds + 0.25 * np.sin(2 * np.pi * 0.25 * seconds)
     where, height, width = _WAVES.T[..., None]

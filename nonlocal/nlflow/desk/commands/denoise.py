@@ -1,4 +1,4 @@
-"""The command ``nonlocal denoise``: files and folders of images and signals."""
+"""The command ``nonlocal denoise``."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ Existing = Literal["refuse", "overwrite", "skip", "resume"]
 
 
 def sections() -> list[tuple[str, list[tuple[str, str]]]]:
-    """Return sections of the whole help: what --set and --write take."""
+    """Return what --set and --write take, for the whole help."""
     return [("Settings (--set NAME=VALUE) [default]", described(settings())),
             ("Ways to write (--write NAME=VALUE) [default]", described(WRITINGS))]  # fmt: skip
 
@@ -239,7 +239,7 @@ def denoise(
     ] = False,
     quiet: Quiet = False,
 ) -> None:
-    """Remove noise from images, signals, volumes and video."""
+    """See `HELP`."""
     former = context.meta.get("former", {})
     chosen, output = given("--set", finer, settings(), former), given("--write", write, WRITINGS, former)
     reading = parse_axes(axes, former) | ({} if array is None else {"array": array})

@@ -1,7 +1,4 @@
-"""One job of the command ``nonlocal denoise``: read an input, denoise it, write the result, report.
-
-A stack of volumes is denoised time by time, a film that is too long for the memory some frames at a time.
-"""
+"""One job of the command ``nonlocal denoise``."""
 
 from __future__ import annotations
 
@@ -58,7 +55,7 @@ class Request:
 
 @dataclass
 class Inputs:
-    """What was read for a job; `missing` has the shape of the data, `notes` are those of the files beside the input."""
+    """What was read for a job; `missing` has the shape of the data."""
 
     media: Media
     sigma: Any
@@ -71,13 +68,13 @@ class Inputs:
 
     @property
     def unseen(self) -> Array | None:
-        """Which pixels (H, W) of a picture an alpha channel hides; their samples count as missing, and stay."""
+        """Which pixels (H, W) of a picture an alpha channel hides; their samples count as missing."""
         alpha = self.media.alpha
         return alpha == 0 if self.media.absent is not None and alpha is not None and alpha.ndim == 2 else None
 
     @property
     def hidden(self) -> int:
-        """How many pixels are `unseen`."""
+        """Number of `unseen` pixels."""
         return 0 if self.unseen is None else int(np.count_nonzero(self.unseen))
 
 
@@ -91,9 +88,7 @@ def denoise_file(
 ) -> dict[str, Any]:
     """Denoise one file, write the result, and return the report.
 
-    `tell` gets "note" or "warning" and a text for the user as soon as there is one; `begin` is called before anything
-    is written; `progress` is a bar, or lines in a log. Raises `FileFormatError` if a file cannot be read or written,
-    and `InputError` if the files do not fit each other or `nlflow.denoise` refuses its arguments.
+    `tell` gets "note" or "warning" and a text for the user; `begin` is called before anything is written.
     """
     start = time.perf_counter()
     if job.refused:
@@ -178,7 +173,7 @@ def _note(given: Inputs, texts: Iterable[str], tell: Callable[[str, str], None])
 
 
 def may_copy(media: Media, writing: Writing, request: Request) -> bool:
-    """Tell whether the file of an input is the output where no sample changes."""
+    """Tell whether the output is a copy of the input where no sample changes."""
     same = files.format_of(writing.path) == media.format in _COPIED and writing.quality is None
     if media.format in ("video", "pnm"):  # whose names say more than the format
         same &= files.extension(writing.path) == files.extension(media.path)
@@ -186,7 +181,7 @@ def may_copy(media: Media, writing: Writing, request: Request) -> bool:
 
 
 def copy(media: Media, writing: Writing) -> None:
-    """Write the file of an input as it is."""
+    """Copy the input."""
 
     def write(stream: BinaryIO) -> None:
         with media.path.open("rb") as source:
@@ -350,7 +345,7 @@ def _draw(given: Inputs, result: Array, sigma: float | list[float], title: str, 
 
 
 def noise_of_flat(media: Media, flat: tuple[slice, slice]) -> NoiseEstimate:
-    """Return the noise of a picture as a flat part shows it, which is named as the picture is seen."""
+    """Return the noise of a picture as a flat part of it, as it is seen, shows it."""
     from nlflow.denoising.noise import estimate_noise
 
     if media.kind != "image" or media.stacked or media.separate:
@@ -446,7 +441,7 @@ def middle(given: Inputs) -> Inputs:
 
 
 def upward(media: Media) -> str:
-    """Return the axes that a figure shows from bottom to top, as a file of a scan tells them; none by default."""
+    """Return the axes that a figure of a scan shows from bottom to top."""
     own = media.extras.get("nifti")
     if own is None:
         return ""
@@ -459,10 +454,7 @@ def upward(media: Media) -> str:
 
 
 def film_to_stream(job: Job, request: Request) -> VideoReader | None:
-    """Return the film of a job that does not fit the memory as a whole; None for what is denoised as a whole.
-
-    So are films with files beside them, with noise that only a whole shows, and with a rule to stop.
-    """
+    """Return the film of a job that does not fit the memory as a whole; None for what is denoised as a whole."""
     if "video" not in (files.format_of(job.source), files.format_of(job.target)) or not job.source.is_file():
         return None
     if files.format_of(job.source) != files.format_of(job.target):
@@ -495,8 +487,8 @@ def _limit(request: Request) -> float:
 class _Film:
     """A film that is denoised some frames at a time.
 
-    It is read twice: what all of it decides is found first, so that the result has the bits of the whole, and a film
-    that was cut off is refused before any work.
+    It is read twice, so that the result has the bits of the whole, and a film that was cut off is refused before any
+    work.
     """
 
     def __init__(self, reader: VideoReader) -> None:

@@ -1,8 +1,4 @@
-"""The command ``nonlocal denoise`` for several files: one after the other, with a record of each output.
-
-The records lie in the folder ``.nlflow`` inside the folder of outputs: of which inputs and options each output was
-made, and its digest, from when the output is complete.
-"""
+"""The command ``nonlocal denoise`` for several files: one after the other, with a record of each output."""
 
 from __future__ import annotations
 
@@ -118,15 +114,12 @@ class Ledger:
         save_record(self._path(job), _KIND, {**self._begun, "outputs": None})
 
     def finish(self, job: Job) -> None:
-        """Note that the outputs of the job that was begun last are complete."""
+        """Note that these outputs are complete."""
         outputs = {path.name: _digest(path) for path in (job.target, job.figure) if path is not None}
         save_record(self._path(job), _KIND, {**self._begun, "outputs": outputs})
 
     def settled(self, job: Job) -> bool:
-        """Return whether nothing is left to do for a job: its outputs are whole, and of the same inputs and options.
-
-        `InputError` is raised for an output that this command has not written, or that was changed since.
-        """
+        """Return whether a job is done; `InputError` for an output that is not of this command, or changed."""
         there = [path for path in (job.target, job.figure) if path is not None and path.exists()]
         if not there:
             return False

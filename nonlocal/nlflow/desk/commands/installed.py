@@ -1,4 +1,4 @@
-"""What an installation holds, from the metadata of its packages: ``nonlocal info --licenses`` and ``--support``."""
+"""What an installation holds, from the metadata of its packages."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def _inside(one: metadata.Distribution) -> list[str]:
 
 
 def loop_cache() -> tuple[str, Path]:
-    """Return who chose the folder in which Numba keeps compiled loops, and the folder."""
+    """Return the folder in which Numba keeps compiled loops, and who chose it."""
     import numba
 
     folder = Path(__file__).parents[2] / "backends" / "numba"
@@ -129,7 +129,7 @@ def _state_of_cache() -> dict[str, Any]:
 
 
 def support() -> dict[str, Any]:
-    """Return what a report of a fault needs: no path, no name of a user, and none of the machine."""
+    """Return what a report of a fault needs, without paths and names of the user and the machine."""
     from nlflow.backends import threads
     from nlflow.backends.devices import found_devices
     from nlflow.backends.machine import git_state, processor, version

@@ -1,4 +1,4 @@
-"""Which files a command reads and writes: one job for each input."""
+"""Which files a command reads and writes."""
 
 from __future__ import annotations
 
@@ -57,23 +57,10 @@ def plan(
     frames: bool = False,
     recursive: bool = False,
 ) -> Plan:
-    """Pair inputs with outputs.
+    """Pair inputs (files, folders, and patterns such as ``*.png``) with outputs.
 
-    Parameters
-    ----------
-    sources : sequence of Path
-        Files, folders (their files of known formats, sorted) and patterns such as ``*.png``.
-    target : str
-        A file for one input. For several inputs, and if it is a folder or ends like one: the folder for outputs of the
-        same names. `figure` is then the folder of figures.
-    beside : mapping of str to Path or None
-        From an option to the file, or the folder of files, that belongs to the inputs.
-    existing : {"refuse", "overwrite", "skip", "resume"}
-        What to do about outputs that exist; with "resume" the records of the folder decide.
-    frames : bool
-        Whether a single folder of pictures is one input, whose parts are frames or slices.
-    recursive : bool
-        Whether folders inside folders are gone through as well, and outputs get their places in the same tree.
+    `beside` names the file, or the folder of files, that belongs to the inputs by its option. With `frames` a single
+    folder of pictures is one input.
     """
     for option, path in beside.items():
         if path is not None and not path.exists():
@@ -215,10 +202,9 @@ def _expanded(sources: Sequence[Path], target: Path | None) -> tuple[dict[Path, 
 
 
 def _inside(entry: Path, target: Path, notes: list[str]) -> list[Path]:
-    """Return the files of an entry of a folder, those of folders inside as well.
+    """Return the files of an entry of a folder, those of folders inside as well, but not of the folder of outputs.
 
-    Links to folders are not followed, so there is no end to none; nor is the folder of outputs gone through, so what an
-    earlier run wrote is no input.
+    Links to folders are not followed, so that there is an end.
     """
     if not entry.is_dir() or known(entry) == "zarr":
         return [entry]
@@ -253,10 +239,7 @@ def _job(
 
 
 def find_companion(option: str, path: Path, source: Path, place: Path | None = None) -> Path:
-    """Return the file that belongs to `source`: `path` itself, or the file of the same place in the folder `path`.
-
-    In a folder, the same name with another extension counts if there is only one such file.
-    """
+    """Return the file that belongs to `source`: `path` itself, or the file of the same place in the folder `path`."""
     if not path.is_dir() or known(path) == "zarr":
         return path
     same = path / (place or source.name)

@@ -1,6 +1,6 @@
-"""The command ``nonlocal``: thin commands over the package.
+"""The command ``nonlocal``.
 
-Results go to stdout, everything else to stderr. Heavy imports wait until a command needs them.
+Heavy imports wait until a command needs them.
 """
 
 from __future__ import annotations
@@ -89,7 +89,6 @@ class _Command(TyperCommand):
     sections: Callable[[], list[Section]] = list  # of the whole help
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the command line."""
         try:
             known = {name for param in self.params for name in param.opts}
             words, ctx.meta["former"] = renewed(args, known)
@@ -106,7 +105,6 @@ class _Command(TyperCommand):
         return super().invoke(ctx)
 
     def get_params(self, ctx: Any) -> list[Any]:
-        """Return the parameters; beside the option of the help that of all of it."""
         params = super().get_params(ctx)
         option = self.get_help_option(ctx)
         if not self.brief or option is None:
@@ -117,7 +115,6 @@ class _Command(TyperCommand):
         return [*params[:-1], more, params[-1]]
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Write the help: the short one, if there is one."""
         if not self.brief:
             self.format_all(ctx, formatter)
             return
@@ -127,7 +124,6 @@ class _Command(TyperCommand):
         super(_Command, short).format_help(ctx, formatter)
 
     def format_all(self, ctx: Any, formatter: Any) -> None:
-        """Write the help with all options."""
         super().format_help(ctx, formatter)
         for title, rows in type(self).sections():
             with formatter.section(title):
@@ -146,7 +142,6 @@ class _FromTo(_Command):
     """A command with IN and OUT: of one name alone it says that OUT is missing, where the parser misses IN."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the command line."""
         given = list(args)
         try:
             return super().parse_args(ctx, args)
@@ -186,7 +181,6 @@ class _Commands(TyperGroup):
     """The commands, each of which is loaded when it is run or listed."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """Return the names."""
         return list(_COMMANDS)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
@@ -203,7 +197,6 @@ class _Commands(TyperGroup):
             raise
 
     def get_command(self, ctx: Any, name: str) -> Any:
-        """Return a command; None where there is none of this name."""
         if name not in _COMMANDS:
             return None
         place, short = _COMMANDS[name]

@@ -1,4 +1,4 @@
-"""The command ``nonlocal noise``: which noise a file has, in words, as a figure and as a model for other files."""
+"""The command ``nonlocal noise``."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def noise(
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Say what was measured too.")] = False,
     quiet: Quiet = False,
 ) -> None:
-    """Find out which noise an image, a signal or a stack has."""
+    """See `HELP`."""
     from nlflow.denoising import Options
     from nlflow.desk.commands.denoise_file import Request, check_figure, noise_of_flat, read_inputs
     from nlflow.desk.commands.pipes import ends

@@ -1,4 +1,4 @@
-"""The small commands: ``nonlocal demo``, ``explore``, ``info`` and ``validate``."""
+"""The small commands."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def demo(
     out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for the figure.")] = Path("demo-output"),
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")] = False,
 ) -> None:
-    """Denoise known examples and compare."""
+    """See `DEMO_HELP`."""
     check_out(out)
     from nlflow.desk.commands.demonstration import run_demo
 
@@ -72,7 +72,7 @@ def explore(
     browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open the page in a browser.")] = True,
     max_upload: Annotated[int, typer.Option(min=1, max=4096, metavar="NUMBER", help="Largest upload, in MiB.")] = 64,
 ) -> None:
-    """Open a page to try denoising, flows and layers of transformers."""
+    """See `EXPLORE_HELP`."""
     check_installed("explore", "panel", "Panel")
     from nlflow.desk.explorer.layers_view import read_layers
     from nlflow.desk.explorer.sources import example, open_source
@@ -122,7 +122,7 @@ def info(
     for_support: Annotated[bool, typer.Option("--support", help="What a report of a fault needs.")] = False,
     licenses: Annotated[bool, typer.Option("--licenses", help="Licences of what is installed.")] = False,
 ) -> None:
-    """Show versions, threads, memory and devices."""
+    """See `INFO_HELP`."""
     from nlflow.errors import InputError, format_bytes
 
     if for_support and licenses:
@@ -236,7 +236,7 @@ def validate(
     only_list: Annotated[bool, typer.Option("--list", help="Print the names of the claims and end.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")] = False,
 ) -> None:
-    """Run the statements of the theory as programs."""
+    """See `VALIDATE_HELP`."""
     runner = _runner()
     if only_list:
         for claim in runner.select(()):

@@ -1,8 +1,4 @@
-"""``-`` in the place of a file: stdin as an input, stdout as an output.
-
-What comes from stdin lies in a temporary folder while it is denoised, and so does what goes to stdout: that is written
-when it is complete.
-"""
+"""``-`` in the place of a file: stdin as an input, stdout as an output."""
 
 from __future__ import annotations
 
@@ -35,7 +31,7 @@ class Ends:
     names: dict[str, str]  # from what stands in messages to what users are told
 
     def told(self, value: Any) -> Any:
-        """Return a text, or texts in lists and dictionaries, about stdin and stdout in the place of temporary files."""
+        """Return texts with stdin and stdout in the place of temporary files."""
         if isinstance(value, dict):
             return {key: self.told(entry) for key, entry in value.items()}
         if isinstance(value, list | tuple):
@@ -45,7 +41,7 @@ class Ends:
         return value
 
     def deliver(self) -> None:
-        """Write the output, which is complete, to stdout if that is meant; `BrokenPipeError` if nobody reads it."""
+        """Write the output to stdout if that is meant."""
         if not self.piped:
             return
         stream = sys.stdout.buffer
@@ -60,8 +56,7 @@ class Ends:
 def ends(sources: list[Path], target: str = "", form: str | None = None) -> Iterator[Ends]:
     """Put files in the place of stdin and stdout, as long as the context lasts; see `Ends.deliver`.
 
-    `form` is the format on stdout, as an extension without its dot; that of the input by default. What no pipe can
-    bring or take is refused: a terminal, nothing, an unknown format, more than the memory limit.
+    `form` is the format on stdout, as an extension without its dot; that of the input by default.
     """
     if PIPE not in (str(sources[0]), target):
         yield Ends(sources, target, False, {})

@@ -20,7 +20,7 @@ _SIGMA = re.compile(rf"[:,] sigma {_NUMBER}( in \w+ parts)?((?: (?:to|and) {_NUM
 
 
 def line(report: dict[str, Any]) -> str:
-    """Return what a report says in one line."""
+    """Return one line."""
     figures = "".join(f", {name} {value}" for name, value in _figures(report))
     nothing = _unchanged(report)
     done = f"sigma {_given_sigma(report)}, {bare(_noise(report))}{figures}, {report['seconds_total']:.2f} s"
@@ -28,10 +28,7 @@ def line(report: dict[str, Any]) -> str:
 
 
 def summary(report: dict[str, Any], *, verbose: bool = False) -> list[tuple[str, str]]:
-    """Return the lines for people: what was given, which noise it has and how strong it is, what was written.
-
-    With `verbose` there is all else that was measured, and how it was done, by the names of the JSON report.
-    """
+    """Return the lines for people; with `verbose` all that was measured."""
     details = report["denoise"]
     size = " x ".join(map(str, report["shape"]))
     unit = _unit(report)
@@ -78,7 +75,7 @@ def _doubts(details: dict[str, Any], kind: str, *, removed: bool) -> list[tuple[
 
 
 def bare(noise: str) -> str:
-    """Return a kind of noise in words without its strength."""
+    """Return a kind of noise without its strength."""
 
     def where(found: re.Match[str]) -> str:
         return f", stronger{found[3]}" if found[1] and found[3] and found[1] != found[3] else ""

@@ -1,4 +1,4 @@
-"""The command ``nonlocal study``: convergence studies with their fits beside what the theory expects."""
+"""The command ``nonlocal study``."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def study(
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """Measure a rate of convergence, or a limit, and compare it with what the theory says."""
+    """See `HELP`."""
     if kind not in get_args(StudyKind) and not kind.endswith(".toml"):
         kinds = ", ".join(map(repr, get_args(StudyKind)))
         raise typer.BadParameter(f"{kind!r} is not one of {kinds}, nor a file NAME.toml", param_hint="KIND")

@@ -1,4 +1,4 @@
-"""``nonlocal attention MODEL --why``: which parts of each layer make tokens alike, and what the spectra say."""
+"""The command ``nonlocal attention MODEL --why``."""
 
 from __future__ import annotations
 
