@@ -1,7 +1,4 @@
-"""The state of a page in its address, after ``#``: the tab, and the words of its controls, as ``tab=flow&width=0.05``.
-
-The page names each key that it does not know.
-"""
+"""The state of a page in its address, after ``#``, as ``tab=flow&width=0.05``."""
 
 from __future__ import annotations
 
@@ -29,12 +26,12 @@ class Address:
 
 
 def written(tab: str, words: Mapping[str, str]) -> str:
-    """Return what stands after ``#``."""
+    """Return an address."""
     return "&".join(f"{quote(name)}={quote(word, safe='')}" for name, word in {_TAB: tab, **words}.items())
 
 
 def read(text: str, tabs: Sequence[str]) -> Address:
-    """Return what stands after the ``#`` of an address; see `written`. Without a tab it is that of the first name."""
+    """Return what stands after the ``#`` of an address; without a tab it is that of the first name."""
     text = text.removeprefix("#")
     if len(text) > _MOST:
         return Address("", {}, (f"address: got {len(text)} characters after #, expected at most {_MOST}",))
@@ -63,10 +60,7 @@ def _parted(pair: str) -> tuple[str, str]:
 
 
 def number(name: str, word: str, low: float, high: float, *, step: float | None, optional: bool) -> float | None:
-    """Return the number that a word says, None for ``automatic``; `InputError` where a control cannot have it.
-
-    It lies from `low` to `high`; with a `step` it is `low` and so many steps.
-    """
+    """Return the number that a word says, None for ``automatic``; `InputError` where a control cannot have it."""
     if optional and word == AUTOMATIC:
         return None
     try:

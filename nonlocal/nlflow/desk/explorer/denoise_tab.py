@@ -57,11 +57,7 @@ _WINDOW = ("from", "samples")  # what an address calls it
 
 
 class SignalView:
-    """Lines of a signal, and buttons and a slider for the window that is drawn; `moved` is called after a choice.
-
-    `rest` shows what was removed, beside the panel; `window` is (first sample, how many), None until the user has
-    chosen.
-    """
+    """Lines of a signal, and buttons and a slider for the window that is drawn; `moved` is called after a choice."""
 
     def __init__(self, moved: Callable[[], Any]) -> None:
         self._moved = moved
@@ -89,7 +85,7 @@ class SignalView:
         self.first.show(low=low, high=max(high - count, low + 1), value=first, unit=unit)
 
     def move(self, data: Any) -> None:
-        """Show more or fewer samples, by a ``factor``, or others, by a ``shift`` in shares of what is seen."""
+        """Zoom by a ``factor``, or move by a ``shift`` in shares of what is seen."""
         first, count = self._drawn
         wide = count * min(float(data.get("factor", 1.0)), float(self._part[1]))
         self._set(first + (count - wide) / 2 - count * float(data.get("shift", 0.0)), wide)
@@ -121,7 +117,7 @@ _KINDS = "Images, TIFF stacks, WAV, CSV or NPY; or drop a file on a button. A re
 
 
 class DenoiseTab(Tab):
-    """Settings at the side, pictures or lines in the middle, curves, numbers and texts below."""
+    """The tab itself."""
 
     name = "denoise"
 
@@ -212,7 +208,7 @@ class DenoiseTab(Tab):
         self.download = Download(lambda _: self._download(), label="")
 
     def settings(self, *, full: bool) -> DenoiseSettings:
-        """Return what the controls say."""
+        """Return the settings."""
         place = tuple((knob.value or 0.0) / 100 for knob in self.places[: len(plane_axes(self._source))])
         given: dict[str, Any] = {name: knob.value for name, knob in self.knobs.items()}
         for name in ("patch_size", "search_radius", "steps"):

@@ -43,7 +43,7 @@ _NARROW = 3  # pixels to each side, the window of a coarse answer
 
 @dataclass(frozen=True)
 class DenoiseSettings:
-    """Settings of the tab, as `nlflow.denoise` takes them; None means: chosen from the noise."""
+    """Settings of the tab; None means: chosen from the noise."""
 
     # Standard deviation of white noise, in the units of the file; found out with its kind where not given.
     sigma: float | None = None
@@ -60,7 +60,7 @@ class DenoiseSettings:
     crop: Crop | None = None  # the part that is denoised; None for all
 
     def words(self, *, stacked: bool = False) -> dict[str, Any]:
-        """Return the arguments for `nlflow.denoise` that are set; some belong to ``pixels`` without stacks."""
+        """Return the arguments for `nlflow.denoise` that are set."""
         skipped = {"crop"} if self.quality == "pixels" and not stacked else {"crop", *OF_PIXELS}
         given = {one.name: getattr(self, one.name) for one in fields(self) if one.name not in skipped}
         return {
@@ -103,10 +103,9 @@ def compute(
     progress: Callable[[float], Any] | None = None,
     seen: Callable[[DenoiseResult], Any] = lambda result: None,
 ) -> DenoiseResult:
-    """Denoise a source.
+    """Denoise a source; `seen` gets the result before its figures are there.
 
-    `trail` keeps weights from one call to the next, `progress` gets the share done and may raise, and `seen` gets the
-    result before its figures and the curves of its noise are there.
+    `trail` keeps weights from one call to the next, and `progress` may raise.
     """
     trail = Trail() if trail is None else trail
     noisy, clean = source.media.data, source.clean
@@ -129,12 +128,7 @@ def compute(
 
 
 def coarse(settings: DenoiseSettings, source: Source, at: int, known: DenoiseResult | None) -> DenoiseResult | None:
-    """Return a coarse answer for one picture, in a small part of the time; None where it would not help.
-
-    It is the flow of pixels with a narrow window, for ``best`` and for stacks; of the others it would take too large a
-    part of the time. It takes the noise of `known`, the last result of this source, which must be of the same quality
-    and kind of noise.
-    """
+    """Return a coarse answer for one picture, with the noise of `known`; None where it would not help."""
     media = source.media
     quick = settings.quality != "best" and not media.stacked
     if quick or known is None or _differs(settings, known.settings):
@@ -196,10 +190,7 @@ def _words(settings: DenoiseSettings, source: Source) -> dict[str, Any]:
 
 
 def as_python(settings: DenoiseSettings, source: Source) -> str:
-    """Return a program that makes ``noisy``, ``result``, ``info``, ``curves`` and, with a reference, ``clean``.
-
-    ``result`` and ``curves`` have the same bits as those of `compute`.
-    """
+    """Return a program that makes ``noisy``, ``result``, ``info``, ``curves`` and, with a reference, ``clean``."""
     media, compared = source.media, source.clean is not None
     imports = ["from nlflow import denoise", "from nlflow.denoising import Trail"]
     if compared:
@@ -243,7 +234,7 @@ def _quality_lines(media: Media) -> list[str]:
 
 
 def command_note(settings: DenoiseSettings, source: Source) -> str:
-    """Return a remark on the command; empty if the command is ``nonlocal denoise``."""
+    """Return a remark on a command other than ``nonlocal denoise``."""
     if not source.built_in and settings.crop is None:
         return ""
     what = "The example is no file" if source.built_in else "A part of the file is shown"
@@ -256,7 +247,7 @@ def _array_name(settings: DenoiseSettings, source: Source) -> str:
 
 
 def as_command(settings: DenoiseSettings, source: Source) -> str:
-    """Return a command that writes the result to a file: see `command_note`."""
+    """Return a command that writes the result."""
     if command_note(settings, source):
         return shell(as_python(settings, source), _array_name(settings, source), "np.save(file, result)")
     path, media = PurePath(source.name), source.media

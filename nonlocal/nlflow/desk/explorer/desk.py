@@ -46,7 +46,7 @@ class Desk:
     loop: asyncio.AbstractEventLoop | None = None  # of the page's own thread, where there is a document
 
     def later(self, function: Callable[[], Any]) -> None:
-        """Call a function in the page's own thread, with the lock of its document. Any thread may call this."""
+        """Call a function in the page's own thread, with the lock of its document; any thread may ask."""
         if self.loop is None:
             function()
         elif not self.loop.is_closed():
@@ -57,15 +57,12 @@ class Desk:
             self.document.add_next_tick_callback(function)
 
     def close(self) -> None:
-        """Cancel all jobs of this page."""
+        """Cancel all jobs."""
         self.worker.cancel_all(lambda key: isinstance(key, tuple) and key[0] == id(self))
 
 
 class Report:
-    """What a job calls while it runs: itself with the share done, which may raise, and `glimpse`.
-
-    `glimpse` gets a function which shows something before the result is there, in the page's own thread.
-    """
+    """What a job calls while it runs; `glimpse` gets a function that shows something in the page's own thread."""
 
     def __init__(self, tell: Callable[[float], Any], glimpse: Callable[[Callable[[], Any]], Any]) -> None:
         self._tell, self.glimpse = tell, glimpse
@@ -78,8 +75,7 @@ class Report:
 class Tab:
     """A tab: its `panel` holds controls, a status line, views, numbers and texts to copy.
 
-    `shown` are the columns of a result: first what can be shown before it is there. Grey where the next is slow.
-    `controls` are what the page's address holds, by name; one that has no meaning for the others is not visible.
+    `shown` are the columns of a result: first what can be shown before it is there.
     """
 
     name: ClassVar[str]
@@ -98,21 +94,21 @@ class Tab:
         self.figures, self.code = markup(note(COMPUTING)), Code()
 
     def start(self) -> None:
-        """Compute what the controls say."""
+        """Compute and show."""
         raise NotImplementedError
 
     def reset(self) -> None:
-        """Take back what the user has set; nothing is computed."""
+        """Reset the controls."""
         raise NotImplementedError
 
     def undo(self) -> None:
-        """Take back what the user has set."""
+        """Reset and compute."""
         self._set(self.reset)
         self.start()
 
     @property
     def file(self) -> str:
-        """The name of the file that is shown; empty where a tab shows none."""
+        """The shown file."""
         return ""
 
     def words(self) -> dict[str, str]:
@@ -121,10 +117,9 @@ class Tab:
         return {"file": self.file, **words} if self.file else words
 
     def restore(self, words: Mapping[str, str]) -> list[str]:
-        """Set the controls to what an address says, others to their defaults; nothing is computed.
+        """Set the controls to what an address says, and return what they cannot be set to.
 
-        Returned is what they cannot be set to, in words: these stay as by default. What an address says of another file
-        waits until that is opened; see `recall`.
+        What an address says of another file waits until that is opened.
         """
         if self._awaits(words):
             self._awaited = words
@@ -170,7 +165,7 @@ class Tab:
             self._is_restored = False
 
     def below(self) -> tuple[Any, Any]:
-        """Return what is below the main views: numbers, and the texts to copy."""
+        """Return what is below the main views."""
         return column(heading("Numbers"), self.figures), column(heading("The same from a program"), self.code)
 
     def ask(
@@ -183,9 +178,8 @@ class Tab:
     ) -> None:
         """Compute something in the computing thread and show it; the older job for the same purpose ends soon.
 
-        `work` gets a `Report` there; `show` gets the result, and `failed` the message of an error that a user can mend,
-        in the page's own thread. Both return the words for the status, or None if they have asked for a further job.
-        `words` are the status while the job waits and runs, `what` is its purpose.
+        `show`, or `failed` with the message of an error that a user can mend, runs in the page's own thread and returns
+        the words for the status, or None.
         """
         if self._is_restored:
             return
@@ -226,10 +220,7 @@ class Tab:
         *,
         replaces: bool = False,
     ) -> Upload:
-        """Return an upload; the computing thread reads its file, and `show` gets what was read. See `ask`.
-
-        With `replaces` the file takes the place of what is shown, which turns grey.
-        """
+        """Return an upload, which the computing thread reads; with `replaces` what is shown turns grey."""
         limits = self._desk.limits
 
         def take(data: Any) -> None:

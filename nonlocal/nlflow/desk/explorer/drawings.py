@@ -1,4 +1,4 @@
-"""What the tab "Denoise" shows of a result: pictures or lines, a histogram, and words; knows no page."""
+"""What the tab "Denoise" shows of a result; knows no page."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _OPENED = 2000  # samples of a signal that are shown at first
 
 @dataclass(frozen=True)
 class Look:
-    """What the user has chosen to look at."""
+    """What the user looks at."""
 
     at: int = 0  # of a stack, the number of the picture, from 0
     # black, white: the values that are drawn so; None where they are fitted to the data.
@@ -44,7 +44,7 @@ class Look:
 
 
 def window_in(part: tuple[int, int], window: tuple[int, int] | None) -> tuple[int, int]:
-    """Return a window if it lies in a part of a signal, else one in its middle, near enough to see single samples."""
+    """Return a window if it lies in a part of a signal, else one in its middle."""
     low, high = part
     if window is not None and low <= window[0] and sum(window) <= high:
         return window
@@ -55,7 +55,7 @@ def window_in(part: tuple[int, int], window: tuple[int, int] | None) -> tuple[in
 
 @dataclass
 class Stills:
-    """What does not change while settings move: the fitted scale of a source, and pictures of one part of it."""
+    """What does not change while settings move: the scale of a source, and pictures of a part of it."""
 
     fitted: Scale | None = None
     part: Any = None
@@ -67,7 +67,7 @@ class Stills:
 
 
 class Drawn:
-    """A result as the page shows it; what `stills` of this source lack is drawn."""
+    """A result as the page shows it."""
 
     def __init__(self, result: DenoiseResult, source: Source, stills: Stills, look: Look) -> None:
         self.result, self.source, self.look = result, source, look
@@ -176,7 +176,7 @@ class Drawn:
 
 
 def plane_axes(source: Source) -> tuple[int, ...]:
-    """Return the numbers of the axes of one picture, along which the part that is shown can be moved."""
+    """Return the numbers of the axes along which the part that is shown can be moved."""
     own = axes.through(source.media) if source.media.stacked else None
     return tuple(axis for axis in range(len(source.shape)) if axis != own)
 
@@ -185,7 +185,7 @@ def plane_axes(source: Source) -> tuple[int, ...]:
 
 
 def told_part(result: DenoiseResult, source: Source, look: Look) -> str:
-    """Return in words, as HTML, which part of a source is shown; empty for all of it."""
+    """Return as HTML which part of a source is shown."""
     crop, told = result.settings.crop, ""
     if source.media.stacked:
         told = sources.told_stack(source.media, look.at, crop)
@@ -198,7 +198,7 @@ def told_part(result: DenoiseResult, source: Source, look: Look) -> str:
 
 
 def of_counts(info: DenoiseInfo) -> bool:
-    """Whether the noise was that of counts, whose standard deviation follows from them: it has no one sigma."""
+    """Whether the noise was that of counts."""
     return not has_sigma(info.model)
 
 
@@ -213,7 +213,7 @@ def _words(value: Any) -> str:
 
 
 def rows(result: DenoiseResult, unit: str) -> list[tuple[str, str]]:
-    """Return the table of numbers."""
+    """Return the table."""
     info, figures = result.info, result.figures
     each = info.columns or (info,)  # the columns of a table have units of their own
     levels = ", ".join(digits(one.sigma) for one in each)

@@ -57,7 +57,7 @@ _DEFAULT = FlowSettings()
 
 
 class FlowTab(Tab):
-    """The same noisy signal under J, which makes it constant, and under E, which keeps it."""
+    """The same noisy signal under J and under E."""
 
     name = "flow"
 
@@ -96,7 +96,7 @@ class FlowTab(Tab):
         self.panel = beside([self.refusal], [self.status, self.shown[0]], controls, [self.shown[1]])
 
     def settings(self) -> FlowSettings:
-        """Return what the controls say."""
+        """Return the settings."""
         words: dict[str, Any] = {name: one.value for name, one in self.choices.items()}
         words |= {name: float(knob.value or 0.0) for name, knob in self.knobs.items()}
         return FlowSettings(**words)

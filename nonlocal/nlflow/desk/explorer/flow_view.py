@@ -1,4 +1,4 @@
-"""The computation of the tab "Flow": J and E on a line or in the plane. It runs the program that users copy."""
+"""The computation of the tab "Flow", by the program that users copy."""
 
 from __future__ import annotations
 
@@ -108,10 +108,7 @@ _NAMES = ("observed", "t", "j", "e", "energy_j", "energy_e", "distance_j", "dist
 
 
 def compute(settings: FlowSettings, *, progress: Callable[[float], Any] = lambda share: None) -> SimpleNamespace:
-    """Run both flows from the same signal; return what the program of `as_python` makes, under the same names.
-
-    `progress` gets the share done and may raise, which ends the call.
-    """
+    """Run both flows; return what the program of `as_python` makes, under the same names."""
     with one_loop_thread():  # starting a second one takes longer than these small problems
         return _computed(settings, progress)
 
@@ -148,7 +145,7 @@ def _computed(settings: FlowSettings, progress: Callable[[float], Any]) -> Simpl
 
 
 def as_python(settings: FlowSettings) -> str:
-    """Return a program that computes what `compute` does, to the last bit."""
+    """Return the program."""
     (side, *others), _, clean = _SIGNALS[settings.signal]
     shape = settings.shape if others else side
     metric, fidelity, span = repr(settings.metric), repr(settings.fidelity), repr(settings.span)
@@ -190,10 +187,7 @@ def as_command(settings: FlowSettings) -> str:
 
 
 def predicted(t: Floats, values: Floats, rate: float) -> Floats:
-    """Return the exponential of a rate through the last of positive `values` that are above rounding; NaN without any.
-
-    Its slope is what the spectrum says; its height is fitted. Where it would pass the first value it is cut off.
-    """
+    """Return the exponential of a rate through the last of `values` that is above rounding; NaN without any."""
     above = np.flatnonzero(values > 1e-10 * values[0])
     if values[0] <= 0 or not above.size:
         return np.full_like(t, np.nan)

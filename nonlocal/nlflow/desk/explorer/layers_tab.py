@@ -26,7 +26,7 @@ _EXAMPLE = (
 
 
 class LayersTab(Tab):
-    """Figures of a transformer over its layers, and by layer and head."""
+    """Figures over layers and heads."""
 
     name = "layers"
 
@@ -61,7 +61,7 @@ class LayersTab(Tab):
         return super().restore(words)
 
     def start(self) -> None:
-        """Show the file of the command line, or the example, or the last that was opened."""
+        """Show the last file."""
         self.status.say(self._show(self._found or view.example()), "done")
 
     @property

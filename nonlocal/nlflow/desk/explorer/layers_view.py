@@ -1,4 +1,4 @@
-"""The data of the tab "Layers": figures of a transformer's layers, as `nonlocal attention --out` writes them."""
+"""The data of the tab "Layers", as `nonlocal attention --out` writes them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _MOST_NUMBERS = 2**20  # of a quantity of all heads
 
 @dataclass(frozen=True)
 class Run:
-    """One run of the model."""
+    """One run."""
 
     fidelity: float  # of NeuTRENO's term; that of the model itself, or 0
     layers: tuple[str, ...]  # names of the states: the input of each stack, then its layers
@@ -41,7 +41,7 @@ class Run:
 
 @dataclass(frozen=True)
 class LayersFile:
-    """The content of a file."""
+    """A file's content."""
 
     name: str  # how the file is called
     # model, kind: the model's name or folder, and its class.
@@ -60,16 +60,12 @@ class _UnfitError(ValueError):
 
 
 def example() -> LayersFile:
-    """Return the trace of a small vision transformer; the page on the explorer says how it was made."""
+    """Return the trace of a small vision transformer."""
     return replace(read_layers(Path(__file__).parent / _EXAMPLE, _EXAMPLE), built_in=True)
 
 
 def read_layers(path: str | os.PathLike[str], name: str | None = None) -> LayersFile:
-    """Read ``result.json`` of `nonlocal attention --out`, called `name` in messages; nothing in it is trusted.
-
-    `FileFormatError` is raised for a missing or large file, for what is no such JSON, and for numbers that are not
-    finite.
-    """
+    """Read ``result.json`` of `nonlocal attention --out`; `FileFormatError` for anything else."""
     name = os.fspath(path) if name is None else name
     try:
         content = _content(Path(path))
@@ -213,7 +209,7 @@ print(values, heads)
 
 
 def as_command(found: LayersFile) -> str:
-    """Return the command that shows the file again; the example is shown where no file is named."""
+    """Return the command that shows the file again."""
     if found.built_in:
         return "nonlocal explore"
     return command("nonlocal", "explore", "--trace", Path(found.name))

@@ -1,4 +1,4 @@
-"""Arrays as pictures in grey levels or colours, and as lines of few points."""
+"""Arrays as pictures, and as lines of few points."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ class Scale:
     high: float
 
     def levels(self, values: Array) -> NDArray[np.uint8]:
-        """Return values as grey levels; values outside the scale are black or white."""
+        """Return grey levels."""
         span = self.high - self.low
         shares = (values.astype(np.float64) - self.low) / (span if span > 0 else 1.0)
         return np.rint(np.clip(shares, 0, 1) * 255).astype(np.uint8)
 
 
 def sampled(values: Array) -> Array:
-    """Return the finite ones of some numbers, at most 1 048 576 of them, spread evenly."""
+    """Return finite numbers out of some, spread evenly."""
     some = values.reshape(-1)[:: -(-values.size // _SAMPLED) | 1]
     if some.dtype.kind == "b":
         return some.astype(np.uint8)
@@ -78,16 +78,13 @@ def histogram(values: Array, whole: Scale) -> tuple[NDArray[np.float64], NDArray
 
 
 def residual_scale(sigma: float) -> Scale:
-    """Return the scale of a residual: three standard deviations of the noise to each side of 0."""
+    """Return the scale of a residual."""
     reach = 3 * sigma if sigma > 0 else 1.0
     return Scale(-reach, reach)
 
 
 def picture(values: Array, scale: Scale, channel_axis: int | None = None, orientation: int = 1) -> tuple[bytes, str]:
-    """Return an image as the content of a PNG file, and a note on what is not shown as it is.
-
-    Three channels are colours; of other numbers the mean is shown.
-    """
+    """Return an image as PNG, and a note on what is not shown as it is."""
     notes = []
     channels = 1 if channel_axis is None else values.shape[channel_axis]
     if channels not in (1, 3):
@@ -99,7 +96,7 @@ def picture(values: Array, scale: Scale, channel_axis: int | None = None, orient
 
 
 def overview(values: Array, scale: Scale, channel_axis: int | None = None, orientation: int = 1) -> bytes:
-    """Return a whole image, small, as the content of a PNG file; for arguments see `picture`."""
+    """Return an image, small."""
     from PIL import Image
 
     axes = [axis for axis in range(values.ndim) if axis != channel_axis]
@@ -159,15 +156,12 @@ def _reduced(values: Array) -> tuple[Array, int]:
 
 
 def data_url(content: bytes) -> str:
-    """Return the content of a PNG file as an address that holds it."""
+    """Return a PNG as address."""
     return f"data:image/png;base64,{base64.b64encode(content).decode()}"
 
 
 def envelope(values: Array) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return places and values of a line (N,) with few points: the least and the largest value of each stretch.
-
-    No peak is lost. Lines of few points come back as they are.
-    """
+    """Return places and values of a line (N,) with few points: the least and the largest value of each stretch."""
     n = len(values)
     if n <= 2 * _POINTS:
         return np.arange(n, dtype=np.float64), values.astype(np.float64)

@@ -73,7 +73,7 @@ class PropositionTab(Tab):
         self.panel = beside(views, [self.status, self.shown[0]], controls, [self.shown[1]])
 
     def settings(self) -> PropositionSettings:
-        """Return what the controls say."""
+        """Return the settings."""
         words: dict[str, Any] = {name: one.value for name, one in self.choices.items()}
         power, width = float(self.fidelity.value or 0.0), float(self.width.value or 0.0)
         return PropositionSettings(**words, fidelity=float(f"{10**power:.4g}"), width=width)

@@ -1,4 +1,4 @@
-"""The computation of the tab "Proposition 1": what an equilibrium keeps. It runs the program that users copy."""
+"""The computation of the tab "Proposition 1", by the program that users copy."""
 
 from __future__ import annotations
 
@@ -70,10 +70,9 @@ class PropositionSettings:
 
 
 def compute(settings: PropositionSettings, known: SimpleNamespace | None = None) -> SimpleNamespace:
-    """Return what the program of `as_python` makes, under the same names; and ``curves`` over `FIDELITIES`.
+    """Return what the program makes, and ``curves`` over `FIDELITIES`: lower bound, kept part, upper bound.
 
-    Rows of ``curves`` are the lower bound, the part that is kept, and the upper bound. `known` is a result that may
-    have the same set-up: then only what depends on the fidelity is computed.
+    `known` is a result that may have the same set-up: then only what depends on the fidelity is computed.
     """
     with one_loop_thread():  # starting a second one takes longer than these small problems
         setup = settings.domain, settings.signal, settings.width
@@ -104,11 +103,7 @@ def _at(made: SimpleNamespace, fidelity: float) -> dict[str, Any]:
 
 
 def as_python(settings: PropositionSettings) -> str:
-    """Return a program that computes what `compute` does but for the curves, to the last bit.
-
-    ``kept`` is the diversity of the equilibrium over that of f; ``rates`` are the eigenvalues of I - P, and ``modes``
-    its eigenvectors, in columns.
-    """
+    """Return the program."""
     return f"""import numpy as np
 from nlflow import E, Gaussian, GradientFlow, Grid, MarkovChain, Points
 from nlflow import affinity, diversity, diversity_bounds, equilibrium

@@ -1,9 +1,4 @@
-"""The explorer's server: one page of four tabs on one address of this machine, and the requests that it answers.
-
-They are those to its own names, from its own pages, for parts of the page. The header ``Host`` is checked against DNS
-rebinding. Other users of the machine reach the port too: the address that the command prints holds a token, the browser
-gets a cookie for it, and without one the page is refused.
-"""
+"""The explorer's server: one page of four tabs on one address of this machine."""
 
 from __future__ import annotations
 
@@ -59,7 +54,7 @@ def hosts_of(names: Iterable[str], port: int) -> frozenset[str]:
 
 
 def bracketed(name: str) -> str:
-    """Return a name as it stands in an address, in the form that browsers give it."""
+    """Return a name as it stands in an address."""
     try:
         address = ipaddress.ip_address(name)
     except ValueError:
@@ -88,7 +83,7 @@ class Keys:
         return cookie is not None and _same(cookie.value, self._cookie)
 
     def open(self, token: str) -> str:
-        """Return the cookie for a token, as a header; empty if it is not right, or a ticket that was used."""
+        """Return the cookie for a token, as a header; empty if it is not right."""
         used = next((one for one in self._tickets if _same(token, one)), None)
         if used is None and not _same(token, self.token):
             return ""
@@ -103,10 +98,8 @@ def _same(given: str, kept: str) -> bool:
 def close_to_others(application: Application, hosts: frozenset[str], keys: Keys) -> None:
     """Have an application answer its own pages alone, before any of its handlers sees a request.
 
-    Refused with 403 and a line of plain text are a ``Host`` that is none of `hosts`, missing or there more than once,
-    an ``Origin`` that is no page of theirs (for the websocket none, too), sessions that a request brings along, and
-    whoever has neither the token nor the cookie. What is no part of the page gets 404, and so does a path that leads
-    out of its folder or holds control characters.
+    The header ``Host`` is checked against DNS rebinding. Other users of the machine reach the port too: hence the
+    token.
     """
     application.add_handlers(r".*", [Rule(_Unwanted(hosts, keys), _Refusal)])
 
@@ -197,7 +190,7 @@ class _Messages(WSHandler):  # type: ignore[misc]  # Panel has no types
 
 
 def end_at_malformed_messages(application: Application) -> None:
-    """Have an application close a websocket whose message cannot be read, and say nothing of it."""
+    """Have an application close a websocket whose message cannot be read."""
     for rule in application.wildcard_router.rules:
         if rule.target is WSHandler:
             rule.target = _Messages
@@ -226,7 +219,7 @@ class Contents:
 
 
 def build(contents: Contents, worker: Worker) -> Any:
-    """Return a page for one session; `worker` computes for all of them."""
+    """Return a page for one session."""
     if pn.state.curdoc is not None:
         pn.state.curdoc.template = _HEAD
         # The page says by itself that the server has gone. A new server knows nothing of an old page.
@@ -302,7 +295,7 @@ _ROOM = 2**20
 
 
 class Running:
-    """A server that runs; the page is at `url`, which holds the token."""
+    """A server; its `url` holds the token."""
 
     def __init__(self, server: Any, worker: Worker, address: str, keys: Keys) -> None:
         self._server, self._worker, self._address, self._keys = server, worker, address, keys
@@ -313,11 +306,11 @@ class Running:
         return f"{self._address}?token={self._keys.ticket()}"
 
     def wait(self) -> None:
-        """Serve until Ctrl-C, or until the loop is stopped."""
+        """Serve until Ctrl-C."""
         self._server.io_loop.start()
 
     def stop(self) -> None:
-        """End the server and the computing thread."""
+        """End server and thread."""
         self._server.stop()
         self._worker.close()
 

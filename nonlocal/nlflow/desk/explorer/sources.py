@@ -1,7 +1,4 @@
-"""Inputs of the tab "Denoise": a file or the built-in example, which part is shown, and results as such files.
-
-Of a volume or clip one slice or frame is shown, and denoised together with those around it; results of them are NPY.
-"""
+"""Inputs of the tab "Denoise", which part of them is shown, and results as files."""
 
 from __future__ import annotations
 
@@ -31,7 +28,7 @@ _SAMPLES = 2**19  # that are denoised while settings move, channels not counted
 
 
 def check_stack(name: str, media: Media) -> None:
-    """Refuse by name what is no single volume or clip: times beside slices, and a picture of a reader of stacks."""
+    """Refuse what is no single volume or clip."""
     if not media.axes:
         return
     if {"T", "Z"} <= set(media.axes):
@@ -44,7 +41,7 @@ def check_stack(name: str, media: Media) -> None:
 
 
 def picture_word(media: Media) -> str:
-    """Return what one picture of a stack is called."""
+    """Return "slice" or "frame"."""
     return "frame" if "T" in media.axes else "slice"
 
 
@@ -59,7 +56,7 @@ def reach(media: Media) -> int:
 def stack_part(media: Media, place: tuple[float, ...], at: int | None) -> tuple[tuple[int, int], ...] | None:
     """Return what is denoised to show the picture `at` of a stack; None if that is the whole stack.
 
-    `place` says where the part lies in the picture, along rows and columns, from 0 to 1; in the middle by default.
+    `place` says where the part lies along rows and columns, from 0 to 1.
     """
     shape, axis = media.spatial_shape, through(media)
     if math.prod(shape) <= _SAMPLES:
@@ -80,7 +77,7 @@ def stack_part(media: Media, place: tuple[float, ...], at: int | None) -> tuple[
 
 
 def told_stack(media: Media, at: int, crop: tuple[tuple[int, int], ...] | None) -> str:
-    """Return in words which picture is shown, and what was denoised together with it."""
+    """Return which picture is shown, and what was denoised with it."""
     one, axis, shape = picture_word(media), through(media), media.spatial_shape
     text = f"Shown: {one} {at + 1} of {shape[axis]}, denoised together with "
     if crop is None:
@@ -116,7 +113,7 @@ MOST_HEARD = 2**23  # about a minute and a half of stereo; three such files are 
 
 @dataclass(frozen=True)
 class Source:
-    """A noisy image, signal, volume or clip."""
+    """A noisy input."""
 
     media: Media  # its samples, in the units of the file
     # How it is called on the page, in texts and in commands: the path that was given, or the name of an upload.
@@ -133,13 +130,13 @@ class Source:
         return self.media.spatial_shape
 
     def with_clean(self, path: str | os.PathLike[str], name: str) -> Source:
-        """Return the same with the file of a reference, which must have its shape; see `companions.read_reference`."""
+        """Return the same with the file of a reference."""
         clean, notes = read_reference("clean", Path(path), self.media)
         return replace(self, clean=clean, clean_name=name, notes=(*self.notes, *notes))
 
 
 def example() -> Source:
-    """Return what `EXAMPLE` makes: a photograph of 256 x 256 grey levels with noise of standard deviation 25."""
+    """Return the example."""
     from skimage import data
 
     photograph: Array = data.camera()
@@ -150,17 +147,17 @@ def example() -> Source:
 
 
 def open_source(path: str | os.PathLike[str], name: str | None = None, **reading: Any) -> Source:
-    """Read a file as `nlflow.desk.files.read` does; slices at several times are refused."""
+    """Read a file; slices at several times are refused."""
     media = files.read(path, **reading)
     check_stack(name or os.fspath(path), media)
     return Source(media, os.fspath(path) if name is None else name, notes=media.notes, reading=reading)
 
 
 def preview(source: Source, place: tuple[float, ...] = (), at: int | None = None) -> Crop | None:
-    """Return the part that is computed while settings move; None if that is the whole input.
+    """Return the part that is computed while settings move, in full resolution; None if that is the whole input.
 
-    It is in full resolution. `place` says where it lies along each axis, of a stack along rows and columns, from 0 to
-    1; `at` is the picture of a stack.
+    `place` says where it lies along each axis, of a stack along rows and columns, from 0 to 1; `at` is the picture of
+    one.
     """
     if source.media.stacked:
         return stack_part(source.media, place, at)
@@ -180,7 +177,7 @@ def preview(source: Source, place: tuple[float, ...] = (), at: int | None = None
 
 
 def slices(source: Source, crop: Crop) -> tuple[slice, ...]:
-    """Return the index of a part in the data of a source."""
+    """Return a part's index."""
     parts = [slice(low, high) for low, high in crop]
     if source.media.channel_axis is not None:
         parts.insert(source.media.channel_axis, slice(None))

@@ -1,4 +1,4 @@
-"""Texts of the explorer: numbers and notes as HTML, and the programs and commands that users copy."""
+"""Texts of the explorer."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ _WIDTH = 100  # of a line of the texts that users copy
 
 
 def digits(value: float | None, form: str = ".4g") -> str:
-    """Return a number for people; a dash where there is none."""
+    """Return a number for people."""
     if value is None or math.isnan(value):
         return "–"
     return format(value, form).replace("inf", "∞")
 
 
 def decibels(value: float | None) -> str:
-    """Return a number of decibels for people."""
+    """Return decibels for people."""
     return "–" if value is None else f"{digits(value, '.2f')} dB"
 
 
 def note(*texts: str) -> str:
-    """Return notes as HTML, a paragraph each."""
+    """Return notes as HTML."""
     return "".join(f'<p class="note">{escape(visible(text))}</p>' for text in texts if text)
 
 
 def refused(*texts: str) -> str:
-    """Return what was not taken as HTML that screen readers announce, a paragraph each."""
+    """Return what was not taken as HTML that screen readers announce."""
     return "".join(f'<p class="refused" role="alert">{escape(visible(text))}</p>' for text in texts)
 
 
@@ -44,10 +44,7 @@ def call(target: str, function: str, first: str, words: Mapping[str, Any]) -> st
 
 
 def shell(program: str, name: str, saving: str) -> str:
-    """Return a command for the shells of Unix that runs a Python text and saves what it made to a new file `name`.
-
-    `saving` is Python text that writes to ``file``; NumPy is ``np``.
-    """
+    """Return a command for the shells of Unix that runs a Python text and saves what it made to a new file `name`."""
     # The quotes keep the shell from changing the text; a literal of Python never makes a line PYTHON that would end it.
     lines = [program, "import numpy as np", "", f"with open({name!r}, 'xb') as file:", f"    {saving}"]
     return "\n".join(["python - <<'PYTHON'", *lines, "PYTHON"])

@@ -1,4 +1,4 @@
-"""Files from a page. Nothing of the sender's path is used except the last part of the name."""
+"""Files from a page; of the sender's path the last part alone is used."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ def shown_name(name: str) -> str:
 def unpacked(data: Any, limits: Limits) -> tuple[str, bytes]:
     """Return name and content of a file from the message of a page.
 
-    That has ``name``, and ``content`` in base64; in its place the ``size`` of a file that is too large, or nothing for
-    one that the browser cannot read.
+    The message has ``name``, and ``content`` in base64; in its place the ``size`` of a file that is too large, or
+    nothing.
     """
     name = shown_name(str(data["name"]))
     if "size" in data:
@@ -67,27 +67,24 @@ def unpacked(data: Any, limits: Limits) -> tuple[str, bytes]:
 
 
 def received_source(name: str, content: bytes, limits: Limits) -> Source:
-    """Return an image, a signal or a stack that was sent; the suffix of its name decides the format.
-
-    Beyond the limits it is refused before samples are decoded. Messages are about the sender's name.
-    """
+    """Return an image, a signal or a stack that was sent; the suffix of its name decides the format."""
     source = _read(name, content, limits, SUFFIXES, open_source)
     _check_samples(shown_name(name), source.media.data.size, limits)
     return source
 
 
 def received_reference(name: str, content: bytes, limits: Limits, source: Source) -> Source:
-    """Return a source with the reference that was sent for it; see `received_source`."""
+    """Return a source with the reference that was sent for it."""
     return _read(name, content, limits, SUFFIXES, source.with_clean)
 
 
 def received_layers(name: str, content: bytes, limits: Limits) -> LayersFile:
-    """Return the layers of a transformer that were sent; see `nlflow.desk.explorer.layers_view.read_layers`."""
+    """Return layers that were sent."""
     return _read(name, content, limits, (".json",), read_layers)
 
 
 def received_noise(name: str, content: bytes, limits: Limits) -> NoiseFile:
-    """Return a model of noise that was sent; see `nlflow.denoising.noise.load_noise`."""
+    """Return a model that was sent."""
     return _read(name, content, limits, (".json",), lambda path, name: NoiseFile(name, load_noise(path)))
 
 

@@ -1,8 +1,4 @@
-"""Parts of the page: Panel's, how they are laid out, and own ones, with a script in ``components``.
-
-Own parts serve keyboards and screen readers. They send messages to Python when the user does something, and draw one
-dictionary, `Part.shown`.
-"""
+"""Parts of the page: Panel's, how they are laid out, and own ones, with a script in ``components``."""
 
 from __future__ import annotations
 
@@ -38,7 +34,7 @@ def _styled(part: Any, margin: int = 0, *, wide: bool = True) -> Any:
 
 
 def markup(html: str = "") -> Any:
-    """Return a piece of HTML, its ``object``. The caller escapes texts from outside."""
+    """Return HTML; the caller escapes texts from outside."""
     return _styled(pn.pane.HTML(html))
 
 
@@ -48,16 +44,13 @@ def heading(text: str) -> Any:
 
 
 def button(label: str, pressed: Callable[[], Any], *, primary: bool = False) -> Any:
-    """Return a button; `pressed` is called without arguments."""
+    """Return a button."""
     color = "primary" if primary else "default"
     return _styled(pn.widgets.Button(label=label, color=color, on_click=lambda _: pressed()), 4, wide=False)
 
 
 def choice(name: str, label: str, options: Mapping[str, str], moved: Callable[[], Any]) -> Any:
-    """Return a choice of one of a few words, its ``value``; at first it is the first word.
-
-    `options` are texts by words; `moved` is called when the user or the program has changed the value.
-    """
+    """Return a choice of one of a few words, its ``value``; `options` are texts by words."""
     one = _styled(pn.widgets.Select(label=label, css_classes=[f"choice-{name}"]), 3)
     offer(one, options)
     one.param.watch(lambda _: moved(), "value")
@@ -71,7 +64,7 @@ def offer(one: Any, options: Mapping[str, str]) -> None:
 
 
 def word_of(control: Any) -> str:
-    """Return what a control says, for the page's address."""
+    """Return a control's word."""
     return address.word_of(control.value) if isinstance(control, Knob | Player) else str(control.value)
 
 
@@ -122,12 +115,12 @@ def beside(head: Sequence[Any], views: Sequence[Any], controls: Sequence[Any], m
 
 
 def row(*parts: Any) -> Any:
-    """Return parts beside each other, each as wide as it needs."""
+    """Return a row."""
     return pn.FlexBox(*parts, gap="0 8px", sizing_mode="stretch_width")
 
 
 def column(*parts: Any, **words: Any) -> Any:
-    """Return parts below each other; see `stale`."""
+    """Return a column."""
     return pn.Column(*parts, sizing_mode="stretch_width", stylesheets=[_STALE], **words)
 
 
@@ -138,7 +131,7 @@ def stale(part: Any, turn: int | None) -> None:
 
 
 def line_color(number: int) -> str:
-    """Return the colour of a line of a chart, by its number, as style sheets name it."""
+    """Return a line's colour."""
     return f"var(--line-{number % len(PALETTE)})"
 
 
@@ -162,7 +155,7 @@ class Part(JSComponent):
         super().__init__(shown=shown, sizing_mode="stretch_width")
 
     def show(self, **shown: Any) -> None:
-        """Change some entries of `shown`; nothing is sent if all are as before."""
+        """Change some entries of `shown`."""
         self.shown = {**self.shown, **shown}
 
     def _handle_msg(self, data: Any) -> None:
@@ -179,10 +172,9 @@ def _script(*names: str) -> str:
 
 
 class Knob(Part):
-    """A slider and a field for a number with its unit; if it is `optional`, with a box that lets the program choose it.
+    """A slider and a field for a number with its unit; `optional` adds a box that lets the program choose it.
 
-    A `whole` number lies on a step; else any number from `low` to `high` can be written. `moved` is called after a
-    move.
+    A `whole` number lies on a step; else any number from `low` to `high` can be written.
     """
 
     _esm = _script("knob")
@@ -225,14 +217,14 @@ class Knob(Part):
         self.show(value=value, automatic=automatic, word=COMPUTING if automatic else "", **shown)
 
     def obey(self, word: str) -> None:
-        """Take the word of an address; `moved` is not called."""
+        """Take an address's word."""
         low, high, step, optional = (self.shown[name] for name in ("low", "high", "step", "optional"))
         whole = step if self.shown["whole"] else None
         value = address.number(self.shown["name"], word, low, high, step=whole, optional=optional)
         self._set(self._start if value is None else value, value is None)
 
     def show_automatic(self, value: float | None) -> None:
-        """Show the number that the program has taken, if there is one, unless the user has set one."""
+        """Show the number that the program has taken, unless the user has set one."""
         if self.shown["automatic"]:
             number, word = (self._start, address.AUTOMATIC) if value is None else (value, "")
             self.show(value=float(number), word=word)
@@ -244,16 +236,12 @@ class Knob(Part):
         self.reset()
 
     def reset(self) -> None:
-        """Undo what the user has set."""
+        """Undo the user's move."""
         self._set(self._start, self.shown["optional"])
 
 
 class TabBar(Part):
-    """The bar of tabs, of which the one of the number ``chosen`` is seen, and the ``address`` of what the page shows.
-
-    `heard` gets the number of a tab that is chosen, and ``{"address": text}``, what stands after ``#``, when the page
-    is opened and when the user writes another address.
-    """
+    """The bar of tabs; `heard` gets the number of a tab that is chosen, and ``{"address": text}``."""
 
     _esm = _script("copy", "tabs")
 
@@ -283,10 +271,9 @@ class Pictures(Part):
             ``src`` the address, ``name`` one word, ``alt`` what there is to see, ``caption`` the text beneath;
             instead of ``src``, ``size`` (rows, columns) and ``field`` of a picture that a `Player` runs.
         still : mapping of str to str, optional
-            Addresses by names, for pictures whose own is empty; sent only where they have changed. With it the first
-            two pictures are compared, and the caption of the first is shown.
+            Addresses by names, for pictures whose own is empty. With it the first two pictures are compared.
         source : int
-            The number of the file; the first pictures of another one are shown whole, later ones where the user looks.
+            The number of the file.
         coarse : bool
             Say that better ones follow.
         """
@@ -300,8 +287,7 @@ class Pictures(Part):
 class Player(Part):
     """Time of a flow: moments that were computed, which run, stand or go step by step in the browser.
 
-    Items of `Pictures` and lines of `Lines` that have a ``field`` show it at the moment; lines with ``runs`` are drawn
-    up to it.
+    Items of `Pictures` and lines of `Lines` that have a ``field`` show it at the moment.
     """
 
     _esm = _script("player")
@@ -314,19 +300,19 @@ class Player(Part):
 
     @property
     def value(self) -> float:
-        """The number of the moment that is shown."""
+        """The shown moment."""
         return float(self.shown["moment"])
 
     def _take(self, data: Any) -> None:
         self.show(moment=min(max(int(data["moment"]), 0), self._last))
 
     def obey(self, word: str) -> None:
-        """Take the word of an address."""
+        """Take an address's word."""
         value = address.number(self.shown["name"], word, 0, self._last, step=1, optional=False)
         self.show(moment=int(value or 0), serial=self.shown["serial"] + 1)
 
     def reset(self) -> None:
-        """Show the last moment."""
+        """Show the end."""
         self.show(moment=self._last, serial=self.shown["serial"] + 1)
 
     def draw(self, times: NDArray[np.float64], frames: NDArray[np.uint8] | NDArray[np.float32]) -> None:
@@ -337,7 +323,7 @@ class Player(Part):
 
 
 class Sounds(Part):
-    """Sounds that the browser plays, one at a time."""
+    """Sounds, one at a time."""
 
     _esm = _script("sounds")
     files = param.Bytes(default=b"")
@@ -346,7 +332,7 @@ class Sounds(Part):
         super().__init__(names=[], places=[])
 
     def draw(self, files: Mapping[str, bytes]) -> None:
-        """Show contents of WAV files by their names."""
+        """Show WAV files."""
         ends = np.cumsum([0, *map(len, files.values())]).tolist()
         self.files = b"".join(files.values())  # first: the names say that it is there
         self.show(names=list(files), places=list(pairwise(ends)))
@@ -368,7 +354,7 @@ class Upload(Part):
 
 
 class Status(Part):
-    """A line on the current job, its progress, and a button to cancel it; `heard` is called when that is pressed."""
+    """A line on the current job, its progress, and a button to cancel it."""
 
     _esm = _script("status")
 
@@ -376,22 +362,22 @@ class Status(Part):
         super().__init__(heard, words="", kind="idle", share=0.0, serial=0)
 
     def say(self, words: str, kind: str = "idle", share: float = 0.0) -> None:
-        """Show a text, with the share of the work that is done."""
+        """Show a text, with the share done."""
         self.show(words=words, kind=kind, share=share, serial=self.shown["serial"] + 1)
 
 
 class Download(Part):
-    """A button to get a file: `heard` is called when it is pressed, and then calls `save`."""
+    """A button to get a file."""
 
     _esm = _script("download")
 
     def save(self, name: str, content: bytes) -> None:
-        """Let the browser save a file."""
+        """Save a file."""
         self._send_msg({"name": name, "content": base64.b64encode(content).decode()})
 
 
 class Code(Part):
-    """The texts ``python`` and ``command``, a ``note`` on the command, and buttons to copy the texts."""
+    """Texts with buttons to copy them."""
 
     _esm = _script("copy", "code")
 
@@ -400,10 +386,9 @@ class Code(Part):
 
 
 class Lines(Part):
-    """A panel of lines: `names` are those that there may be, each with its style; colours go by their order.
+    """A panel of lines with these `names`; `log` says which axes are logarithmic.
 
-    `log` says which axes are logarithmic. `heard` gets ``{"shift": share}`` when the lines are dragged, and
-    ``{"factor": number}`` when the wheel zooms; the places then fill the whole width.
+    `heard` gets ``{"shift": share}`` when the lines are dragged, and ``{"factor": number}`` when the wheel zooms.
     """
 
     _esm = _script("svg", "chart")
@@ -429,15 +414,7 @@ class Lines(Part):
         super().__init__(heard or (lambda _: None), **words)
 
     def draw(self, lines: Mapping[str, tuple[NDArray[Any], NDArray[Any]]], **words: str) -> None:
-        """Show lines by their names.
-
-        Parameters
-        ----------
-        lines : mapping of str to (array, array)
-            Places and values; what is not finite is a gap.
-        **words
-            Another ``title``, ``xlabel`` or ``ylabel``.
-        """
+        """Show lines by their names: places and values, with gaps where they are not finite."""
         drawn = []
         for name, places in lines.items():
             x, y = (plain(np.asarray(values, np.float64)) for values in places)

@@ -1,9 +1,4 @@
-"""The thread that computes for all pages. Only one thread at a time may start compiled loops.
-
-Each job has a key: its page, its tab and what it is for. A new job replaces a waiting job of the same key, and
-supersedes a running one: that ends once it has shown something, or has run for a while, so that something is seen while
-a slider is dragged.
-"""
+"""The thread that computes for all pages."""
 
 from __future__ import annotations
 
@@ -48,7 +43,7 @@ class Job:
         self.told(share)
 
     def run(self) -> None:
-        """Compute the result and call `done`."""
+        """Compute and tell."""
         if self.cancelled:
             return
         self._begun = time.monotonic()
@@ -63,7 +58,11 @@ class Job:
 
 
 class Worker:
-    """A thread with a queue that holds the newest job of each key."""
+    """A thread with a queue that holds the newest job of each key, since only one thread may start compiled loops.
+
+    A superseded job ends once it has shown something, or has run for a while, so that something is seen while a slider
+    is dragged.
+    """
 
     def __init__(self) -> None:
         self._waiting: dict[Hashable, Job] = {}  # in the order of arrival
@@ -84,7 +83,7 @@ class Worker:
             self._changed.notify_all()
 
     def cancel_all(self, belongs: Callable[[Hashable], bool]) -> None:
-        """Cancel the jobs whose keys fulfil `belongs`, as those of one tab or of a page that was closed."""
+        """Cancel the jobs whose keys fulfil `belongs`."""
         with self._changed:
             self._forget(belongs)
 

@@ -1,8 +1,4 @@
-"""The file formats: how each is read and written, and what it has room for; `nlflow.desk.files` is the way in.
-
-A decoder notes conversions. An encoder gets samples that fit its format. The module of a format is loaded when a file
-of it is read or written.
-"""
+"""The file formats: how each is read and written, and what it has room for."""
 
 from __future__ import annotations
 
@@ -30,7 +26,7 @@ __all__ = ["FORMATS", "Format", "left_out", "prepare", "written_extension"]
 
 @dataclass(frozen=True)
 class Format:
-    """A file format; functions are named, and belong to its module."""
+    """A file format; functions are named, and belong to its module, which is loaded when it is needed."""
 
     module: str  # in this package
     kinds: str = "image signal volume clip"  # what a file holds: kinds of `Media`
@@ -73,11 +69,11 @@ class Format:
         self._own(self.encoder)(place, values, media, writing)
 
     def check(self, media: Media, writing: Writing) -> str:
-        """Return what else of a stack a file cannot hold; empty if all is well."""
+        """Return what a file cannot hold."""
         return str(self._own(self.checker)(media, writing)) if self.checker else ""
 
     def notes(self, media: Media, writing: Writing) -> list[str]:
-        """Return what else there is to say of a file that will be written."""
+        """Return notes on a file that will be written."""
         return list(self._own(self.noter)(media, writing)) if self.noter else []
 
 

@@ -1,4 +1,4 @@
-"""The axes of what is read: which is which, by the file or by the user, how far apart samples are, and one picture."""
+"""The axes of what is read: which is which, how far apart samples are, and one picture."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def check_axes(axes: str, source: object = None) -> str:
 def laid_out(
     media: Media, kind: Kind | None, channel_axis: int | None, axes: str | None, spacing: Sequence[float] | None
 ) -> Media:
-    """Return what was read with its axes settled, by the file and by the user; see `nlflow.desk.files.read`."""
+    """Return what was read with its axes settled."""
     path = media.path
     if kind is not None:
         check_choice("kind", kind, ("image", "signal"))
@@ -149,8 +149,8 @@ def _with_layout(media: Media, kind: Kind | None, channel_axis: int | None) -> M
 def settle(media: Media, axes: str | None, spacing: Sequence[float] | None) -> Media:
     """Return a stack as it is denoised: all axes named, those of one sample dropped, the spacing known.
 
-    The user's `axes` are for all axes in the file or for those of more than one sample, the `spacing` one number for
-    each letter but C, or for Z, Y and X alone. What contradicts the file, and an axis without a name, is refused.
+    The user's `axes` are for all axes in the file or for those of more than one sample. `InputError` for what
+    contradicts the file, and for an axis without a name.
     """
     found, shape = media.axes, media.data.shape
     named = _named(media, found, shape, axes)
@@ -293,7 +293,7 @@ def arranged(values: Array, axes: str, wanted: str) -> Array:
 
 
 def words_of(media: Media) -> dict[str, Any]:
-    """Return the words by which `nlflow.denoise` knows the axes, of each volume for a stack of many."""
+    """Return the words by which `nlflow.denoise` knows the axes."""
     if not media.stacked:
         return {"channel_axis": media.channel_axis}
     axes = media.axes.replace("T", "") if "Z" in media.axes else media.axes

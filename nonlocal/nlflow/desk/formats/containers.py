@@ -1,7 +1,4 @@
-"""Files of several arrays: which one is meant, and what is said where nobody can tell; archives of NumPy (NPZ).
-
-Of an archive one array is read, and the others are written back as they are.
-"""
+"""Files of several arrays, and archives of NumPy (NPZ)."""
 
 from __future__ import annotations
 
@@ -25,7 +22,7 @@ _SHOWN = 12
 
 @dataclass(frozen=True)
 class Entry:
-    """One array of a file."""
+    """An array's entry."""
 
     shape: tuple[int, ...]
     kind: str  # its dtype, or what else it is
@@ -33,7 +30,7 @@ class Entry:
 
     @property
     def signal(self) -> bool:
-        """Whether this is more than a single number, and so perhaps what is meant."""
+        """Whether this is more than a single number."""
         return self.numbers and len(self.shape) > 0 and any(size > 1 for size in self.shape) and 0 not in self.shape
 
     def __str__(self) -> str:
@@ -41,16 +38,12 @@ class Entry:
 
 
 def entry_of(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Entry:
-    """Return the entry of an array of NumPy."""
+    """Return an array's entry."""
     return Entry(shape, str(dtype) if dtype.kind != "O" else "objects", dtype.kind in "biuf")
 
 
 def choose(path: Path, array: str | None, found: Mapping[str, Entry], remedy: str) -> str:
-    """Return the name of the array that is meant: the user's, or the only one that may be.
-
-    Where there is none of this name, where it holds no numbers, or where several may be meant, `FileFormatError` lists
-    them and says the remedy.
-    """
+    """Return the name of the array that is meant: the user's, or the only one that may be; else `FileFormatError`."""
     listed = ", ".join(f"{name} ({entry})" for name, entry in list(found.items())[:_SHOWN])
     listed += f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
     if array is not None:
@@ -70,10 +63,7 @@ def choose(path: Path, array: str | None, found: Mapping[str, Entry], remedy: st
 
 
 def media_of(path: Path, form: str, name: str, data: Array, found: Mapping[str, Entry], *, keeps: bool = True) -> Media:
-    """Return an array as what a file holds; a note says its name where there are others.
-
-    `keeps` says whether an output of this format has the other arrays as well.
-    """
+    """Return an array as what a file holds; `keeps` says whether an output has the other arrays as well."""
     note = f"{path}: the array {name} is read, one of {len(found)}"
     lost = len(found) > 1 and not keeps
     about = {"name": name, "shape": found[name].shape, "others": len(found) > 1, "lost": lost}
@@ -81,7 +71,7 @@ def media_of(path: Path, form: str, name: str, data: Array, found: Mapping[str, 
 
 
 def name_of(media: Media) -> str:
-    """Return under which name a result is written."""
+    """Return a result's name."""
     return str(media.extras.get("array", {"name": "data"})["name"])
 
 
@@ -91,7 +81,7 @@ _REMEDY = "save numbers with numpy.savez; pickled objects are never loaded"
 
 
 def decode(path: Path, array: str | None = None) -> Media:
-    """Read the array of this name in an archive, or the only one; pickled objects are refused."""
+    """Read the array of this name in an archive, or the only one."""
     with zipfile.ZipFile(path) as archive:
         members = _members(path, archive)
         found = {name: _entry(archive, member) for name, member in members.items()}

@@ -1,8 +1,4 @@
-"""Films: a reader and a writer of one frame after another, how a film like another is coded, and clips in memory.
-
-Frames are RGB or grey, of 8 bits, or of 10 to 16 bits in numbers of 16. A film that is written has the colours, the
-aspect, the rotation, the sound and the words of the one that was read, as far as its container holds them.
-"""
+"""Films: a reader and a writer of one frame after another, how a film like another is coded, and clips in memory."""
 
 from __future__ import annotations
 
@@ -28,7 +24,7 @@ CONTAINERS = {".mp4": "mp4", ".m4v": "mp4", ".mov": "mov", ".mkv": "matroska", "
 
 
 def need_av(path: Path) -> Any:
-    """Return PyAV, or raise `FileFormatError` where it is not installed."""
+    """Return PyAV, or raise `FileFormatError`."""
     try:
         import av
     except ImportError as error:
@@ -77,7 +73,7 @@ class VideoInfo:
 def choose(writing: Writing, info: VideoInfo) -> tuple[str, str, dict[str, str], str]:
     """Return the codec of a film to write, its format of pixels, its options, and words for the user.
 
-    `FileFormatError` is raised where no codec that is installed fits the file's name, its pixels and the quality.
+    `FileFormatError` where no codec that is installed fits the file's name, its pixels and the quality.
     """
     path, quality = writing.path, QUALITY if writing.quality is None else writing.quality
     av = need_av(path)
@@ -189,17 +185,9 @@ def _is_full(pixels: str) -> bool:
 
 
 class VideoReader:
-    """Read a film frame by frame.
+    """Read a film frame by frame: (time in units of ``info.time_base``, duration in them or 0, frame).
 
-    Raises
-    ------
-    FileFormatError
-        For what is no film, for a damaged one and, when its end is reached, for one that was cut off.
-
-    Notes
-    -----
-    An iteration gives (time in units of ``info.time_base``, duration in them or 0, frame), from the first frame on,
-    each time anew. Memory is that of a few frames. FFmpeg runs in a child; see `nlflow.desk.apart`.
+    `FileFormatError` for what is no film, for a damaged one and, at its end, for one that was cut off.
     """
 
     def __init__(self, path: Path) -> None:
@@ -211,7 +199,7 @@ class VideoReader:
 
 
 def info_of(path: Path) -> VideoInfo:
-    """Return what a film is beside its frames."""
+    """Return a film's `VideoInfo`."""
     av = need_av(path)
     with open_film(path) as container:
         try:
@@ -266,7 +254,7 @@ def _duration(container: Any, stream: Any, others: list[tuple[str, str]]) -> flo
 
 
 def frames_of(path: Path, info: VideoInfo) -> Iterator[tuple[int, int, Array]]:
-    """Yield the frames of a film; see `VideoReader`."""
+    """Yield a film's frames."""
     av = need_av(path)
     form = _array_format(3 if len(info.shape) == 3 else 1, info.bits)
     flags, packets, frames, last, damaged, longest, end, first = _flags(), 0, 0, 0, False, 0, 0, 0
@@ -314,16 +302,9 @@ def _array(av: Any, frame: Any, form: str, flags: Any) -> Array:
 
 
 class VideoWriter:
-    """Write a film frame by frame, in the way of another.
+    """Write a film like `info` frame by frame to an open file that can seek.
 
-    Parameters
-    ----------
-    stream : file
-        Open for writing; it can seek.
-    info : VideoInfo
-        What the film is like; its sound is copied from ``info.path``.
-    writing : Writing
-        The extension of its path decides the container.
+    The extension of the path of `writing` decides the container.
     """
 
     def __init__(self, stream: BinaryIO, info: VideoInfo, writing: Writing) -> None:
@@ -435,7 +416,7 @@ _WITH_ALPHA = ("yuva", "ya", "gbrap", "rgba", "bgra", "argb", "abgr")  # names o
 
 
 def decode(path: Path) -> Media:
-    """Read all frames of a film."""
+    """Read all frames."""
     reader = VideoReader(path)
     info = reader.info
     count = length(info) or 1
@@ -539,7 +520,7 @@ def notes(media: Media, writing: Writing) -> list[str]:
 
 
 def encode(stream: BinaryIO, values: Array, media: Media, writing: Writing) -> None:
-    """Write a clip as a film."""
+    """Write a film."""
     info: Any = _info(media, writing)
     own = media.extras.get("video", {})
     values = arranged(values, media.axes, "TYXC" if len(info.shape) == 3 else "TYX")

@@ -1,8 +1,4 @@
-"""HDF5 files: one dataset is read by its path, and written to a new file with its path and attributes.
-
-A dataset is found by walking along hard links alone: soft and external ones, virtual datasets and values in other
-files, which could name any file of this machine, are not followed.
-"""
+"""HDF5 files, of which one dataset is read and written."""
 
 from __future__ import annotations
 
@@ -27,7 +23,7 @@ _BLOCK = 2**24  # bytes of values that are read at a time
 
 
 def need_h5py(path: Path) -> Any:
-    """Return h5py, or raise `FileFormatError` where it is not installed."""
+    """Return h5py, or raise `FileFormatError`."""
     try:
         import h5py
     except ImportError as error:
@@ -46,10 +42,7 @@ def decode(path: Path, array: str | None = None) -> Media:
 def read(
     path: Path, array: str | None, remedy: str, *, matlab: bool = False
 ) -> tuple[dict[str, Entry], str, Array, dict[str, Any]]:
-    """Return the datasets of a file, and name, values and attributes of the one that is meant.
-
-    HDF5 runs in a child; see `nlflow.desk.apart`. Values that lie in the file as they are, in one piece, are read here.
-    """
+    """Return the datasets of a file, and name, values and attributes of the one that is meant."""
     blocks = apart(f"{__name__}:blocks", path, most_for(path), array=array, remedy=remedy, matlab=matlab)
     entries, name, shape, dtype, attributes, place = next(blocks)
     found = {key: Entry(*entry) for key, entry in entries.items()}
@@ -67,10 +60,9 @@ def read(
 
 
 def blocks(path: Path, array: str | None, remedy: str, matlab: bool) -> Iterator[Any]:
-    """Yield what a file holds of a dataset: what it is, and its values in their order; see `read`.
+    """Yield the entries of all datasets; name, shape, dtype, attributes and place of the one; then its values.
 
-    First come the entries of all datasets, and of the one name, shape, dtype, attributes, and where its values lie in
-    the file; they follow where that is None.
+    The place is None where the values follow.
     """
     with need_h5py(path).File(path, "r") as file:
         found = datasets(path, file)
@@ -110,7 +102,10 @@ def _of_matlab(dataset: Any, entry: Entry) -> Entry:
 
 
 def datasets(path: Path, file: Any) -> dict[str, Entry]:
-    """Return the datasets of an open file by their paths."""
+    """Return the datasets of an open file by their paths.
+
+    Hard links alone are followed: others could name any file of this machine.
+    """
     h5py = need_h5py(path)
     found: dict[str, Entry] = {}
     seen = 0
@@ -168,7 +163,7 @@ def _attributes(dataset: Any) -> dict[str, Any]:
 
 
 def encode(stream: BinaryIO, values: Array, media: Media, writing: Writing) -> None:
-    """Write a file of one dataset."""
+    """Write one dataset."""
     buffer = io.BytesIO()
     h5py = need_h5py(media.path)
     with h5py.File(buffer, "w") as file:

@@ -1,8 +1,7 @@
-"""MAT files of MATLAB: one variable is read; in a file of level 5 the others are written back as they are.
+"""MAT files of MATLAB (MathWorks, "MAT-File Format", chapter 1).
 
-Those of level 5 are a header of 128 bytes and one element a variable; elements are read here, and written by
-`scipy.io`. Those of version 7.3 are HDF5 files whose arrays have their axes in the reverse order; they are read, and
-written at level 5. The format is that of MathWorks, "MAT-File Format", chapter 1.
+Those of level 5 are a header of 128 bytes and one element a variable; those of version 7.3 are HDF5 files whose arrays
+have their axes in the reverse order.
 """
 
 from __future__ import annotations
@@ -169,7 +168,7 @@ def check(media: Media, writing: Writing) -> str:
 
 
 def encode(stream: BinaryIO, values: Array, media: Media, writing: Writing) -> None:
-    """Write a file: that of the input with this variable in the place of the old one, or a new one."""
+    """Write a file of level 5: that of the input with this variable in the place of the old one, or a new one."""
     from scipy.io import savemat
 
     name, buffer = name_of(media), io.BytesIO()

@@ -125,13 +125,13 @@ class Media:
 
     @property
     def separate(self) -> bool:
-        """Whether channels are signals that have nothing to do with each other, as the columns of a table."""
+        """Whether channels are columns of a table."""
         return self.format in TABLES and self.channel_axis is not None
 
 
 @dataclass(frozen=True)
 class Writing:
-    """How a result is written: made once, and passed whole to whatever checks, tells and encodes."""
+    """How a result is written."""
 
     path: Path  # the output; its extension decides the format
     # Of a film its rate factor, of a JPEG file 1 to 100; that of the format by default.
@@ -140,7 +140,7 @@ class Writing:
 
     @property
     def name(self) -> str:
-        """The name of the output in small letters."""
+        """The name in small letters."""
         return self.path.name.lower()
 
     @classmethod
@@ -155,7 +155,7 @@ class Writing:
 
 
 def writing_of(target: str | os.PathLike[str] | Writing) -> Writing:
-    """Return how a result is written to a path, where nothing else is said."""
+    """Return a path's `Writing`."""
     return target if isinstance(target, Writing) else Writing(Path(target))
 
 
@@ -172,21 +172,20 @@ def format_of(path: Path) -> str:
 
 
 def lacking(path: Path, package: str, remedy: str) -> FileFormatError:
-    """Return the exception that says which package a file needs that is not installed, and what to do."""
+    """Return the exception about a missing package."""
     return FileFormatError(f"{path}: needs {package}, which is not installed; {remedy}")
 
 
 def most_for(path: Path) -> float:
-    """Return how many bytes of memory a decoder of a file may take at most: see `check_declared`."""
+    """Return how many bytes of memory a decoder of a file may take at most."""
     return min(memory_limit(), 8 * (_FLOOR + _MOST * size_of(path)))
 
 
 def check_declared(path: Path, declared: int, stored: int, *, copies: int = 1) -> None:
     """Refuse a file whose header asks for more memory than the limit, or for more than its content can unfold to.
 
-    It is called before the samples are decoded: then neither a damaged header nor a decompression bomb takes memory.
-    `declared` are the bytes of the samples, of which there are so many `copies` while the file is read, `stored` those
-    of the file. More than 2000 times these and 16 MiB raise `FileFormatError`, more than the limit `MemoryLimitError`.
+    `declared` are the bytes of the samples, of which there are so many `copies` while the file is read. More than 2000
+    times those of the file and 16 MiB raise `FileFormatError`, more than the limit `MemoryLimitError`.
     """
     check_memory(f"{path}: what its header declares", copies * declared, "crop it, or use a machine with more memory")
     if declared > _FLOOR + _MOST * stored:
@@ -201,7 +200,7 @@ def upright(data: Array, orientation: int) -> Array:
 
 
 def as_stored(data: Array, orientation: int) -> Array:
-    """Return a view of an upright image (H, W, ...) as one of this orientation is stored; undoes `upright`."""
+    """Return a view of an upright image (H, W, ...) as one of this orientation is stored."""
     data = _flipped(data, orientation)
     return data.swapaxes(0, 1) if orientation >= 5 else data
 

@@ -1,8 +1,4 @@
-"""OME-Zarr: images of a multiscale group (NGFF 0.4 on zarr 2, 0.5 on zarr 3), and single zarr arrays, as folders.
-
-The full resolution is read and written. What the attributes say of the image (channels, their colours, translations)
-is kept. Smaller levels are copies that depend on the samples: they are left out, which a note says.
-"""
+"""OME-Zarr: images of a multiscale group (NGFF 0.4 on zarr 2, 0.5 on zarr 3), and single zarr arrays."""
 
 from __future__ import annotations
 
@@ -25,7 +21,7 @@ _CHUNK = 2**22  # bytes of a chunk that is written
 
 
 def need_zarr(path: Path) -> Any:
-    """Return zarr, or raise `FileFormatError` where it is not installed."""
+    """Return zarr, or raise `FileFormatError`."""
     try:
         import zarr
     except ImportError as error:
@@ -39,7 +35,7 @@ def is_store(path: Path) -> bool:
 
 
 def is_group(path: Path) -> bool:
-    """Return whether a folder is a group of zarr arrays, as those of OME-Zarr are."""
+    """Return whether a folder is a group of zarr arrays."""
     if (path / "zarr.json").is_file():
         with suppress(OSError, ValueError):
             return '"group"' in (path / "zarr.json").read_text(encoding="utf-8")[: 2**20]
@@ -154,13 +150,13 @@ def part(path: Path, place: list[tuple[int, int]]) -> Array:
 
 
 def check(media: Media, writing: Writing) -> str:
-    """Raise `FileFormatError` where zarr is not installed; a store holds any stack."""
+    """Raise `FileFormatError` without zarr."""
     need_zarr(writing.path)
     return ""
 
 
 def encode(folder: Path, values: Array, media: Media, writing: Writing) -> None:
-    """Write a stack as a group of one level into a new folder."""
+    """Write a stack as a group of one level."""
     zarr = need_zarr(folder)
     own = media.extras.get("ngff")
     if own is not None:

@@ -1,8 +1,4 @@
-"""NIfTI files (.nii, .nii.gz), read and written by nibabel.
-
-Axes are X, Y, Z, T as the file counts them, turned round to T, Z, Y, X as arrays of this package are. Affine, units,
-extensions and every field of the header that a result does not change are written back.
-"""
+"""NIfTI files, whose axes X, Y, Z, T are turned round to T, Z, Y, X."""
 
 from __future__ import annotations
 
@@ -27,7 +23,7 @@ _DTYPES = ("u1", "u2", "u4", "u8", "i1", "i2", "i4", "i8", "f4", "f8")
 
 
 def need_nibabel(path: Path) -> Any:
-    """Return nibabel, or raise `FileFormatError` where it is not installed."""
+    """Return nibabel, or raise `FileFormatError`."""
     try:
         import nibabel
     except ImportError as error:

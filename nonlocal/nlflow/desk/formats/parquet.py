@@ -1,4 +1,4 @@
-"""Parquet tables, by pyarrow: columns of numbers are signals, all others come back as they are."""
+"""Parquet tables, by pyarrow."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _need_pyarrow(path: Path) -> Any:
 
 
 def decode(path: Path, first_column: FirstColumn | None = None) -> Media:
-    """Read the columns of numbers of a table, and keep the others; see `nlflow.desk.formats.tables.chosen`."""
+    """Read the columns of numbers of a table, and keep the others."""
     arrow = _need_pyarrow(path)
     with arrow.parquet.ParquetFile(path) as file:
         about = file.metadata

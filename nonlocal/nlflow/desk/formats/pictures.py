@@ -1,4 +1,4 @@
-"""PNG, JPEG, BMP, WebP, GIF and AVIF files, read by Pillow, and camera raws (DNG, NEF, CR2, ARW, ...), by LibRaw."""
+"""PNG, JPEG, BMP, WebP, GIF and AVIF files, and camera raws."""
 
 from __future__ import annotations
 
@@ -193,7 +193,7 @@ def _options(media: Media, *names: str) -> dict[str, Any]:
 
 
 def encode_png(stream: BinaryIO, values: Array, media: Media, writing: Writing) -> None:
-    """Write samples that fit a PNG file."""
+    """Write PNG."""
     from PIL import Image
     from PIL.PngImagePlugin import PngInfo
 
@@ -219,7 +219,7 @@ def encode_png(stream: BinaryIO, values: Array, media: Media, writing: Writing) 
 
 
 def encode_jpeg(stream: BinaryIO, values: Array, media: Media, writing: Writing) -> None:
-    """Write samples that fit a JPEG file."""
+    """Write JPEG."""
     from PIL import Image
 
     names = ["dpi", "icc_profile", "xmp", "comment"]
@@ -232,14 +232,14 @@ def encode_jpeg(stream: BinaryIO, values: Array, media: Media, writing: Writing)
 
 
 def encode_bmp(stream: BinaryIO, values: Array, media: Media, writing: Writing) -> None:
-    """Write samples that fit a BMP file."""
+    """Write BMP."""
     from PIL import Image
 
     Image.fromarray(with_alpha(values, media)).save(stream, format="BMP", **_options(media, "dpi"))
 
 
 def encode_webp(stream: BinaryIO, values: Array, media: Media, writing: Writing) -> None:
-    """Write samples that fit a WebP file, without loss, also where they are transparent."""
+    """Write WebP without loss."""
     from PIL import Image
 
     values = with_alpha(values, media)
@@ -258,7 +258,7 @@ def check_webp(media: Media, writing: Writing) -> str:
 
 
 def notes_webp(media: Media, writing: Writing) -> list[str]:
-    """Return what becomes of grey levels, which WebP has no place for."""
+    """Return what becomes of grey levels."""
     return [] if media.data.ndim == 3 else [f"{writing.path}: grey levels are written as RGB, since WebP has no grey"]
 
 
@@ -266,7 +266,7 @@ def notes_webp(media: Media, writing: Writing) -> list[str]:
 
 
 def need_rawpy(path: Path) -> Any:
-    """Return rawpy, or raise `FileFormatError` where it is not installed."""
+    """Return rawpy, or raise `FileFormatError`."""
     try:
         import rawpy
     except ImportError as error:

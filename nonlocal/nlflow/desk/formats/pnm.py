@@ -1,4 +1,4 @@
-"""PBM, PGM and PPM files (netpbm): grey levels or colours of 8 or 16 bits, as bytes or as text; read and written."""
+"""PBM, PGM and PPM files (netpbm)."""
 
 from __future__ import annotations
 

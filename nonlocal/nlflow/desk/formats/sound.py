@@ -1,4 +1,4 @@
-"""WAV and AU files, those of the laws of telephones (mu-law, A-law) among them."""
+"""WAV and AU files."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ _UNKNOWN = 2**32 - 1  # of a length
 
 
 def decode_au(path: Path) -> Media:
-    """Read the samples of an AU file as they are stored."""
+    """Read an AU file."""
     content = path.read_bytes()
     if len(content) < 24:
         raise file_error(path, "a header that is cut off", "a whole AU file", "copy or export it again")
@@ -126,7 +126,7 @@ def decode_au(path: Path) -> Media:
 
 
 def encode_au(stream: BinaryIO, values: Array, media: Media, writing: Writing) -> None:
-    """Write samples as those of the input are stored."""
+    """Write an AU file."""
     own = {number: law for number, law in _AU_LAWS.items() if law == media.extras.get("law")}
     like = {number: name for number, name in _AU.items() if np.dtype(name).newbyteorder("=") == values.dtype}
     law = own if values.dtype == np.int16 else {}
@@ -139,14 +139,9 @@ def encode_au(stream: BinaryIO, values: Array, media: Media, writing: Writing) -
 
 
 def _chunks(path: Path) -> tuple[int, bool, list[str], str, tuple[int, int]]:
-    """Return the bits of a sample, whether 24 are stored in 32, what chunks there are beside samples and format.
+    """Return the bits of a sample, whether 24 are stored in 32, and what chunks there are beside samples and format.
 
     And the law of the samples, empty for linear ones, with the place of the samples and their length.
-
-    Raises
-    ------
-    FileFormatError
-        If the header tells of more samples than the file has; no memory has been taken for them.
     """
     bits, wide, others, long, length = 0, False, list[str](), 0, path.stat().st_size
     law, place = "", (0, 0)

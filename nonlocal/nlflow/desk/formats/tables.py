@@ -1,4 +1,4 @@
-"""NPY arrays and tables: CSV and its kin (tabs, spaces, decimal commas, lines of text around the numbers)."""
+"""NPY arrays and tables: CSV and its kin."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Sheet:
     bom: bytes = b""
 
     def part(self, rows: slice) -> Sheet:
-        """Return the table of some of the rows; the lines around them stay."""
+        """Return some of the rows; the lines around them stay."""
         gone = {*self.rows} - {*self.rows[rows]}
         kept = [number for number in range(len(self.lines)) if number not in gone]
         places = {number: place for place, number in enumerate(kept)}
@@ -96,7 +96,7 @@ class Sheet:
 
 
 def decode_npy(path: Path) -> Media:
-    """Read an array; pickled objects are refused."""
+    """Read an array."""
     with path.open("rb") as stream:
         if stream.read(6) != b"\x93NUMPY":
             raise file_error(path, "content that is no NPY array", "an NPY file", "write it with numpy.save")
@@ -124,24 +124,9 @@ def chosen(
 ) -> tuple[list[int], bool, list[str]]:
     """Return which columns are samples, whether the first one is kept beside them, and notes.
 
-    Parameters
-    ----------
-    names : sequence of str, optional
-    columns : sequence of (array or None)
-        Numbers, NaN where there are none; None for what is no numbers.
-    firsts : sequence of str
-        The cells of the first column.
-    first_column : {"keep", "denoise"}, optional
-        What becomes of the first of several columns. By default it is kept if its name is one of times or if it is
-        strictly monotone (times, depths, an index), and is one of the signals otherwise. Rows that are not in the order
-        of their times are refused then.
-    lines : sequence of int, optional
-        Those of the rows in the file, for messages.
-
-    Raises
-    ------
-    FileFormatError
-        Where no column holds numbers; and for rows out of order.
+    `columns` are numbers, NaN where there are none, or None; `firsts` are the cells of the first, which is kept by
+    default if its name is one of times or if it is strictly monotone. `FileFormatError` without numbers and for rows
+    out of order.
     """
     width = len(columns)
     values = {column: numbers for column, numbers in enumerate(columns) if numbers is not None}
@@ -239,7 +224,7 @@ def _trend(values: Array | None) -> str:
 
 
 def decode_csv(path: Path, first_column: FirstColumn | None = None) -> Media:
-    """Read the columns of numbers of a text, and keep all else of it for a result; see `chosen`."""
+    """Read the columns of numbers of a text, and keep all else of it for a result."""
     text, encoding, bom = _text(path)
     newline = "\r\n" if "\r\n" in text else "\r" if "\r" in text and "\n" not in text else "\n"
     lines = _lines(text, newline)

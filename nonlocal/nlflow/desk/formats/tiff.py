@@ -1,8 +1,4 @@
-"""TIFF files, read and written by tifffile, whose decoders of compressed samples are those of imagecodecs.
-
-Colours become RGB. A stack has the axes of its input, so that the description of the input (ImageJ's, OME's or
-tifffile's) stays true and is written back as it stands, ImageJ's block of metadata and the tags of each page too.
-"""
+"""TIFF files, read and written by tifffile."""
 
 from __future__ import annotations
 
@@ -48,7 +44,7 @@ def decode(path: Path) -> Media:
 
 
 def is_stack(path: Path) -> bool:
-    """Return whether a TIFF file holds more than one picture; of a damaged one its reader will say more."""
+    """Return whether a TIFF file holds more than one picture."""
     try:
         with opened(path) as tif:
             return len(tif.pages) <= _MOST_PAGES and tif.series[0].axes not in ("YX", "YXS", "SYX")
@@ -103,7 +99,7 @@ def _orientation(page: Any) -> int:
 
 
 def encode(stream: BinaryIO, values: Array, media: Media, writing: Writing) -> None:
-    """Write samples of any real type as one image, uncompressed; those of a stack as one."""
+    """Write samples as one image, uncompressed."""
     import tifffile
 
     if media.axes:

@@ -1,4 +1,4 @@
-"""TIFF files and their pages: how each is opened, what is refused before memory is taken, and what comes with it."""
+"""TIFF files and their pages: what is refused before memory is taken, and what comes with a page."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _CENTIMETRES = {2: 2.54, 3: 1.0}  # of the units of resolution that are lengths
 
 @contextmanager
 def silent(name: str) -> Iterator[None]:
-    """Keep a logger quiet: what is wrong with a file is said by errors."""
+    """Keep a logger quiet."""
     logger = logging.getLogger(name)
     before, logger.disabled = logger.disabled, True
     try:
@@ -54,10 +54,9 @@ class _Alone(io.BufferedReader):
 
 @contextmanager
 def opened(path: Path) -> Iterator[Any]:
-    """Open a TIFF file with tifffile; every one is opened here.
+    """Open a TIFF file with tifffile.
 
-    What a file says of other files is not followed: the parts of an OME set, the stacks of Micro-Manager, the index of
-    NDTiff. They may be any file of this machine.
+    What a file says of other files is not followed: they may be any file of this machine.
     """
     import tifffile
 

@@ -1,4 +1,4 @@
-"""The plugin of napari: denoise layers, with a preview. `napari.yaml` is its manifest; no viewer is loaded here."""
+"""The plugin of napari; `napari.yaml` is its manifest."""
 
 from nlflow.desk.napari.layers import Settings, denoise_layer
 from nlflow.desk.napari.widget import DenoiseWidget

@@ -1,4 +1,4 @@
-"""What is denoised of a layer, and the layer that comes of it; nothing here needs a viewer."""
+"""What is denoised of a layer, and the layer that comes of it, without a viewer."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Settings:
     ----------
     takes : {'planes', 'volumes', 'clips'}
         What is denoised at once: each plane of the last two axes, each volume of the last three, or each clip of the
-        last three, of which the first is time. All other axes are gone through one by one.
+        last three, of which the first is time.
     channel_axis : int, optional
         Axis of channels that say together which patches are alike. Colours of an RGB layer are channels by themselves.
     sigma : float, optional
@@ -50,21 +50,10 @@ class Settings:
 
 @dataclass(frozen=True)
 class Samples:
-    """What is denoised: samples of a layer, or of a part.
+    """Samples of a layer, or of a part that begins at `corner`.
 
-    Attributes
-    ----------
-    data : array
-        With all axes of the layer; may be lazy.
-    axes : str
-        A letter for each: those of `nlflow.denoise`, and ``I`` where images lie side by side.
-    spacing : tuple of float or None
-        Distances along the axes of a volume.
-    corner : tuple of int
-        Where the part begins, for each axis but colours.
-    opaque : bool
-        Whether the last channel is opacity, which is kept.
-    rgb : bool
+    `axes` are those of `nlflow.denoise`, with ``I`` where images lie side by side. The last channel may be `opaque`:
+    opacity.
     """
 
     data: Any
@@ -87,6 +76,8 @@ class Result:
 def denoise_layer(layer: Any, settings: Settings | None = None) -> tuple[Array, dict[str, Any], str]:
     """Return a layer of napari denoised, as data, attributes and kind of a new layer.
 
+    The cost is that of `nlflow.denoise` for each plane, volume or clip. The result is in memory.
+
     Parameters
     ----------
     layer : napari.layers.Image
@@ -106,11 +97,6 @@ def denoise_layer(layer: Any, settings: Settings | None = None) -> tuple[Array, 
     InputError
         For what is no image layer, is empty, complex or of several scales, for axes that it does not have, and as
         `nlflow.denoise`.
-
-    Notes
-    -----
-    The cost is that of `nlflow.denoise` for each plane, volume or clip. The result is in memory; a lazy layer is read
-    one image at a time.
     """
     chosen = Settings() if settings is None else settings
     return layer_of(layer, denoised(samples_of(layer, chosen), chosen), "denoised")
@@ -180,7 +166,7 @@ def _around(place: float, length: int, width: int) -> slice:
 
 
 def denoised(samples: Samples, settings: Settings, progress: Any = False) -> Result:
-    """Return samples denoised, and what was done; `progress` is that of `nlflow.denoise`, and may be called."""
+    """Return samples denoised, and what was done."""
     shape, axes = samples.data.shape, samples.axes
     single = axes.replace("I", "")
     side = [axis for axis, letter in enumerate(axes) if letter == "I"]

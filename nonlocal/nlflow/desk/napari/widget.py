@@ -1,4 +1,4 @@
-"""The widget of the plugin: choose a layer, look at a preview, denoise all of it on a thread."""
+"""The widget of the plugin."""
 
 from __future__ import annotations
 
@@ -13,26 +13,24 @@ _LABELS = {"planes": "each plane", "volumes": "each volume", "clips": "each clip
 
 
 class StoppedError(Exception):
-    """The user does not want the result any more."""
+    """The user has pressed *Stop*."""
 
 
 class DenoiseWidget(base("magicgui.widgets", "Container", install_command("napari"))):  # type: ignore[misc]  # magicgui's class
     """Denoise image layers in napari.
 
+    *Preview* denoises a part around the middle of the view. *Denoise* takes the whole layer, on a thread, and becomes
+    *Stop* meanwhile.
+
     Parameters
     ----------
     napari_viewer : napari.Viewer
-        Gets the results as new layers, with the attributes of the layers that they come from.
+        Gets the results as new layers.
 
     Raises
     ------
     InputError
         Where magicgui is not installed.
-
-    Notes
-    -----
-    *Preview* denoises a part around the middle of the view. *Denoise* takes the whole layer, on a thread, and becomes
-    *Stop* meanwhile.
     """
 
     def __init__(self, napari_viewer: Any) -> None:
