@@ -59,7 +59,7 @@ test-all: lint
 	@$(BIN)/python -m pytest --cov -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 # Rooms whose tests compute with tensors, one after another: what one holds in memory is freed for the next.
-ROOMS := affinities flows functionals equilibria denoising attention learning markov kernels store backends
+ROOMS := affinities flows functionals equilibria denoising attention learning markov kernels domains store backends
 device: $(DEV)
 	@failed=; for room in $(or $(ROOM),$(ROOMS)); do echo "== $$room"; \
 	$(BIN)/python -m pytest -q --device=$(or $(DEVICE),pretended) -m 'not slow' -p no:benchmark -p no:cacheprovider -n $(WORKERS) --dist loadfile tests/$$room $(ARGS) || failed="$$failed $$room"; \

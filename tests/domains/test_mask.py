@@ -21,13 +21,11 @@ FEATURES, QUERIES = RNG.normal(size=(2, N, WIDTH))
 SIGNAL = RNG.normal(size=(N, CHANNELS))
 PRESENT = RNG.uniform(size=N) > 0.3
 WEIGHTS = {"equal": np.full(N, 0.1), "uneven": RNG.uniform(0.5, 2, N)}
-DOCUMENT = np.arange(N) // 9
 ROUNDING = {"float64": 1e-12, "float32": 2e-5}
 
 
 def same_document(i: Any, j: Any) -> Any:
-    number = DOCUMENT if isinstance(i, np.ndarray) else torch.from_numpy(DOCUMENT).to(i.device)
-    return number[i] == number[j]
+    return i // 9 == j // 9
 
 
 MASKS = {
@@ -267,8 +265,8 @@ def test_windows_take_memory_in_proportion_to_the_nodes() -> None:
             p = nl.affinity(kernel, nl.Points(np.arange(float(n))), x, mask=Mask(window=window))
             p.average(x)
         assert p.method == "tiled"
-        # Keys are there 1 + 2 window / block times, and tiles of other kernels have 64 MiB.
-        assert watch.largest <= (16 * n if isinstance(kernel, nl.ExpDotProduct) else 2**24)
+        # Keys are there 1 + 2 window / 64 = 2.25 times, in 4 columns, on GPUs in 8; tiles of other kernels have 64 MiB.
+        assert watch.largest <= (20 * n if isinstance(kernel, nl.ExpDotProduct) else 2**24)
 
 
 def test_a_mask_keeps_what_it_was_made_from() -> None:
