@@ -1,4 +1,4 @@
-"""Where signals live: `Grid`, `Points`, `Batch` (a file each); masks; images as arrays with channels last."""
+"""Where signals live, and which nodes see which."""
 
 from nlflow.domains.base import Domain
 from nlflow.domains.batch import Batch

@@ -1,8 +1,4 @@
-"""What all domains share: nodes, and the quadrature that turns integrals over them into sums.
-
-A signal on a domain is an array whose leading axes are ``domain.shape``, followed by at most one channel axis. Nodes
-are numbered in C order wherever a flat numbering is needed.
-"""
+"""What all domains share: nodes and quadrature weights."""
 
 from __future__ import annotations
 
@@ -14,7 +10,10 @@ from nlflow.errors import InputError, check_array
 
 
 class Domain:
-    """What `Grid`, `Points` and `Batch` share: a node shape, nodes and quadrature weights."""
+    """Base of `Grid`, `Points` and `Batch`: a node shape, nodes and quadrature weights.
+
+    A signal has the axes ``shape`` first, then at most one channel axis; flat node numbers are in C order.
+    """
 
     shape: tuple[int, ...]
     leading: tuple[int, ...] = ()
@@ -22,7 +21,7 @@ class Domain:
 
     @property
     def item(self) -> Domain:
-        """The domain of one item of a batch; the domain itself where it is none."""
+        """The domain of one item of a batch; otherwise the domain itself."""
         return self
 
     @property
@@ -37,33 +36,27 @@ class Domain:
 
     @property
     def size(self) -> int:
-        """Number of nodes N."""
+        """Number of nodes."""
         return math.prod(self.shape)
 
     @property
     def nodes(self) -> Floats:
-        """Node positions, shape (N, m)."""
+        """Node positions, (N, m)."""
         raise NotImplementedError  # pragma: no cover - abstract
 
     @property
     def weights(self) -> Floats:
-        """Quadrature weights w_i > 0, shape ``shape``; their sum is the volume."""
+        """Quadrature weights w_i > 0, shape ``shape``."""
         raise NotImplementedError  # pragma: no cover - abstract
 
     def check_signal(self, name: str, value: Any) -> Any:
-        """Return `value` as a finite floating-point array of shape ``shape`` or ``shape + (D,)``.
-
-        Raises
-        ------
-        InputError
-            For another shape, NaN or infinity.
-        """
+        """Return a finite floating-point array of shape ``shape`` or ``shape + (D,)``; `InputError` for others."""
         array = check_array(name, value, missing="give a fidelity of 0 there" if name == "observed" else "")
         self.check_shape(name, array)
         return array
 
     def check_shape(self, name: str, array: Any) -> None:
-        """Raise `InputError` for an array whose shape is not that of a signal."""
+        """Raise `InputError` unless the shape is ``shape`` or ``shape + (D,)``."""
         got, own = tuple(array.shape), self.shape
         if got[: len(own)] != own or len(got) > len(own) + 1:
             raise InputError(

@@ -1,4 +1,4 @@
-"""Batches: copies of a domain side by side."""
+"""Copies of a domain side by side."""
 
 from __future__ import annotations
 
@@ -16,10 +16,9 @@ from nlflow.errors import InputError, check_integer
 
 @dataclass(frozen=True, eq=False)
 class Batch(Domain):
-    """Copies of a domain side by side, whose nodes see those of their own copy alone: a batch of signals, heads.
+    """Copies of a domain side by side, whose nodes see those of their own copy alone.
 
-    J is the sum over the items, and a norm goes over all of them. Means, and with them the distance to a constant, are
-    those of each item (`Affinity.item` gives the affinity of one).
+    J is the sum over the items; means are those of each item.
 
     Parameters
     ----------
@@ -52,20 +51,20 @@ class Batch(Domain):
 
     @property
     def item(self) -> Domain:
-        """The domain of one item."""
+        """Of one item."""
         return self.one
 
     @property
     def shape(self) -> tuple[int, ...]:  # type: ignore[override]  # a field in the base, derived here
-        """Node shape, ``leading + domain.shape``."""
+        """``leading + domain.shape``."""
         return (*self.leading, *self.one.shape)
 
     @property
     def nodes(self) -> Floats:
-        """Node positions, shape (N, m): those of an item, again and again."""
+        """Node positions, (N, m)."""
         return np.tile(self.one.nodes, (math.prod(self.leading), 1))
 
     @property
     def weights(self) -> Floats:
-        """Quadrature weights, shape ``shape``."""
+        """Of shape ``shape``."""
         return np.array(np.broadcast_to(self.one.weights, self.shape))

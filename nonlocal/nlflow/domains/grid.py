@@ -30,15 +30,12 @@ class Grid(Domain):
         Distance between neighbouring nodes along each axis, in units of length.
     boundary : {'reflect', 'periodic', 'isolated'}
         How the signal goes on beyond the edge. ``reflect``: mirrored half a cell outside the last node (``d c b a | a b
-        c d | d c b a``); ``periodic``: repeated; ``isolated``: there is nothing outside, sums run over the grid alone.
+        c d | d c b a``); ``periodic``: repeated; ``isolated``: nothing is there.
 
     Notes
     -----
-    The nodes are ``i h`` for a periodic grid (rectangle rule, of spectral order for smooth periodic functions) and ``(i
-    + 1/2) h`` otherwise (midpoint rule, of second order).
-
-    Where the boundary is periodic or reflects, a kernel of positions is summed over the images of each node: K(x, y) =
-    sum_g k(x - g y) over translations, or reflections as well. The Fourier or cosine transform diagonalizes K.
+    The nodes are ``i h`` for a periodic grid (rectangle rule) and ``(i + 1/2) h`` otherwise (midpoint rule). A kernel
+    of positions is summed over the images of each node on periodic and reflecting grids, K(x, y) = sum_g k(x - g y).
 
     Examples
     --------
@@ -78,7 +75,7 @@ class Grid(Domain):
 
     @property
     def cell(self) -> float:
-        """Volume of one cell, the quadrature weight of every node."""
+        """Volume of one cell, which is each node's quadrature weight."""
         return math.prod(self.spacing)
 
     @property
@@ -91,24 +88,18 @@ class Grid(Domain):
 
     @property
     def nodes(self) -> Floats:
-        """Node positions, shape (N, ndim), C order; O(N) memory."""
+        """Node positions, (N, ndim), in C order."""
         return np.stack([x.ravel() for x in np.meshgrid(*self.axes, indexing="ij")], axis=1)
 
     @property
     def weights(self) -> Floats:
-        """Quadrature weights: the cell's volume at every node, shape ``shape``."""
+        """Of shape ``shape``."""
         return np.full(self.shape, self.cell)
 
     def pad(self, array: NDArray[Any], margin: tuple[int, ...], *, isolated: str | None = None) -> NDArray[Any]:
-        """Extend `array` beyond the edge as the boundary says.
+        """Extend an array (``shape`` or ``shape + (D,)``) by `margin` nodes on both sides of each axis.
 
-        Parameters
-        ----------
-        array : array of shape ``shape`` or ``shape + (D,)``
-        margin : tuple of int
-            Nodes to add on both sides of each axis; may be larger than the grid.
-        isolated : str, optional
-            The `numpy.pad` mode for an isolated boundary; zeros by default.
+        An isolated boundary has zeros, or the `numpy.pad` mode `isolated`.
         """
         widths = [(m, m) for m in margin] + [(0, 0)] * (array.ndim - len(margin))
         mode = _PAD_MODES[self.boundary]

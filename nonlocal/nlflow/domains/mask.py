@@ -1,4 +1,4 @@
-"""Masks: which nodes a node sees, where features are compared in all pairs."""
+"""Masks: which nodes a node sees."""
 
 from __future__ import annotations
 
@@ -19,28 +19,27 @@ _BLOCK = 2**22  # pairs of which a rule is asked at a time
 
 @dataclass(frozen=True, eq=False)
 class Mask:
-    """Which nodes j a node i sees; k_ij = 0 for all others.
+    """Which nodes j a node i sees; k_ij = 0 for the others.
 
-    What is given holds together: ``Mask(causal=True, window=16)`` sees the node itself and the 16 before it.
+    All that is given holds together, as in ``Mask(causal=True, window=16)``.
 
     Parameters
     ----------
     causal : bool
-        Nodes see themselves and those before them, j <= i, in the order of their numbers. k is not symmetric then.
+        Nodes see themselves and those before them, j <= i; k is not symmetric then.
     window : int, optional
         Nodes see those with abs(i - j) <= window. With ``method='tiled'`` and no rule an average costs O(N window).
     present : array of bool, shape (N,) or, on a `Batch`, ``leading + (N,)``, optional
-        False at nodes that are not there: padding that brings sequences to one length. Nobody sees them; each sees
-        itself alone, with k_ii = 1, so that averages leave its value and it adds nothing to J. Their features do not
-        matter, but have to be finite. They are nodes of the domain all the same: its means, and the distance to a
-        constant, count them.
+        False at padding, which sees itself alone and is seen by no other node; its features have to be finite. Means
+        over the domain count it.
     rule : callable, optional
         ``rule(i, j)``, elementwise for integer arrays that broadcast (of NumPy or torch, as the features are), True
-        where i sees j: documents in one sequence, prefixes. It is asked of all N^2 pairs, block by block.
+        where i sees j. It is asked of all N^2 pairs, block by block.
 
-    Notes
+    Warns
     -----
-    A node that a rule lets see nobody sees itself alone, and a `NlflowWarning` tells of it.
+    NlflowWarning
+        If a rule lets a node see nobody; it then sees itself alone.
 
     Examples
     --------
@@ -76,7 +75,7 @@ class Mask:
             object.__setattr__(self, "present", namespace(self.present).asarray(self.present, copy=True))
 
     def item(self, index: tuple[int, ...], leading: tuple[int, ...]) -> Mask:
-        """Return the mask of one item of a batch."""
+        """Of one item."""
         if self.present is None:
             return self
         present = namespace(self.present).broadcast_to(self.present, (*leading, self.present.shape[-1]))
@@ -92,33 +91,7 @@ def check_present(present: Array, leading: tuple[int, ...], count: int) -> None:
 
 
 class Sight:
-    """A mask on so many nodes, in the namespace and on the device of the features that are compared.
-
-    Parameters
-    ----------
-    mask : Mask
-    leading : tuple of int
-        Of the batch; () for one item.
-    count : int
-        Nodes of one item.
-    like : array
-        The features.
-
-    Attributes
-    ----------
-    mask : Mask
-    present : array of bool, shape (..., N), or None
-        None where all nodes are there.
-    symmetric : bool
-        Whether i sees j wherever j sees i.
-    reversed : bool
-        Whether it is the mask of k^T.
-
-    Raises
-    ------
-    InputError
-        For a wrong shape, and for a rule that does not return what it should.
-    """
+    """A mask on so many nodes, in the namespace and on the device of the features."""
 
     def __init__(self, mask: Mask, leading: tuple[int, ...], count: int, like: Array) -> None:
         self.mask, self.reversed = mask, False
@@ -148,12 +121,12 @@ class Sight:
         return None if bool(xp.all(result)) else result
 
     def numbers(self, rows: slice | None = None) -> Array:
-        """Return the numbers of some nodes; of all by default."""
+        """Return the numbers of the nodes, or of some rows."""
         start, stop, _ = (rows or slice(None)).indices(self._count)
         return self._xp.arange(start, stop, device=self._device)
 
     def _ask(self) -> None:
-        """Find the nodes that a rule leaves without any, and whether it is symmetric; O(N^2) calls of the rule."""
+        """Find the nodes that a rule leaves without any, and whether it is symmetric: O(N^2)."""
         xp, every, present = self._xp, self.numbers(), self.present
         items = 1 if present is None else math.prod(present.shape[:-1])
         step = max(1, _BLOCK // (self._count * items))
@@ -195,7 +168,7 @@ class Sight:
         return result
 
     def item(self, index: tuple[int, ...], leading: tuple[int, ...]) -> Sight:
-        """Return the mask of one item of a batch."""
+        """Of one item."""
         result = copy.copy(self)
         whole = (*leading, self._count)
         if self.present is not None:
@@ -205,10 +178,7 @@ class Sight:
         return result
 
     def pairs(self, i: Array, j: Array) -> Array:
-        """Return whether node i sees node j where both are there, for arrays of node numbers that broadcast.
-
-        With leading axes where items differ in which nodes a rule leaves without any.
-        """
+        """Return whether node i sees node j if both are there, for arrays of node numbers that broadcast."""
         if self.reversed:
             i, j = j, i
         mask, xp = self.mask, self._xp

@@ -25,8 +25,7 @@ class Points(Domain):
     weights : array_like of shape (N,), optional
         Quadrature weights, all > 0. By default each is ``volume / N``, the Monte-Carlo rule.
     volume : float, optional
-        Total volume when no weights are given, 1 by default. Averages do not depend on it; degrees are proportional to
-        it, and J to its square.
+        Total volume when no weights are given, 1 by default.
     """
 
     positions: Floats
@@ -56,10 +55,10 @@ class Points(Domain):
 
     @property
     def nodes(self) -> Floats:
-        """Node positions, shape (N, m)."""
+        """Node positions, (N, m)."""
         return self.positions
 
     @property
     def weights(self) -> Floats:
-        """Quadrature weights, shape (N,)."""
+        """Quadrature weights, (N,)."""
         return self.quadrature

@@ -1,4 +1,4 @@
-"""Volumes, images and signals as denoising computes with them, and back."""
+"""Signals, images and volumes as denoising computes with them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PIECE = 2**20  # samples at a time; up to 2^26 are summed without rounding
 
 
 def check_axis(ndim: int, channel_axis: Any) -> int | None:
-    """Return the axis of the channels counted from 0, or raise `InputError`."""
+    """Return the channel axis counted from 0, or raise `InputError`."""
     if channel_axis is None:
         return None
     axis = check_integer("channel_axis", channel_axis)
@@ -29,10 +29,7 @@ def check_axis(ndim: int, channel_axis: Any) -> int | None:
 
 
 def as_signal(image: Any, channel_axis: int | None, missing: str = "") -> tuple[NDArray[Any], Any]:
-    """Return the input as (..., C) in its computing precision, and how to give a result the input's shape.
-
-    `missing` is that of `nlflow.errors.check_array`.
-    """
+    """Return the input as (..., C) in its computing precision, and a function that gives a result its shape."""
     array = check_array("image", image, missing=missing)
     if not isinstance(array, np.ndarray):
         raise InputError(f"image: got {type(array).__name__}, expected a NumPy array; convert it (.cpu().numpy())")
@@ -53,10 +50,8 @@ def as_signal(image: Any, channel_axis: int | None, missing: str = "") -> tuple[
 
 
 def check_scale(image: Any, preserve_range: bool) -> None:
-    """Refuse wide integers that hold the values of narrow ones where `finish` would divide them by their range.
-
-    Lists of whole numbers are such: NumPy makes int64 of them, whose range is 2^63.
-    """
+    """Refuse wide integers that hold the values of narrow ones if `finish` would divide them by their range."""
+    # Lists of whole numbers are such: NumPy makes int64 of them, whose range is 2^63.
     array = np.asarray(image)
     if preserve_range or array.dtype.kind not in "iu" or array.dtype.itemsize <= 2 or array.size == 0:
         return
@@ -82,7 +77,7 @@ def finish(image: Any, result: NDArray[Any], preserve_range: bool) -> NDArray[An
 
 
 def rounded(values: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Return finite values in an integer dtype: rounded and clipped, never wrapped."""
+    """Return finite values in an integer dtype, rounded and clipped."""
     limits = np.iinfo(dtype)
     # The float next to 2^63 - 1 is 2^63, which would wrap: the largest float that fits is the one below.
     top = float(limits.max) if float(limits.max) <= limits.max else np.nextafter(float(limits.max), 0)
@@ -91,10 +86,8 @@ def rounded(values: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
 
 
 def exact_sums(signal: NDArray[Any]) -> list[int]:
-    """Return the sum over each channel of finite samples (..., C), a whole number of 2^-1126.
-
-    Whole numbers add up alike in any order, so that the mean of an image does not depend on how it is cut. O(N).
-    """
+    """Return the sum over each channel of finite samples (..., C), a whole number of 2^-1126."""
+    # Whole numbers add up alike in any order, so that the mean of an image does not depend on how it is cut.
     return [_exact_sum(signal[..., c].ravel()) for c in range(signal.shape[-1])]
 
 
@@ -128,7 +121,7 @@ def exact_means(signal: NDArray[Any]) -> Floats:
 
 
 def by_rows(convert: Callable[[NDArray[Any]], NDArray[Any]], values: NDArray[Any], dtype: Any) -> NDArray[Any]:
-    """Return what is made of values of at least one axis, some rows at a time: what is between takes little memory."""
+    """Return ``convert(values)``, made some rows at a time to save memory."""
     result = np.empty(values.shape, dtype)
     rows = max(_PIECE * len(values) // max(values.size, 1), 1)
     for first in range(0, len(values), rows):
@@ -137,14 +130,14 @@ def by_rows(convert: Callable[[NDArray[Any]], NDArray[Any]], values: NDArray[Any
 
 
 def variance_of(values: NDArray[Any]) -> float:
-    """Return the variance of all samples, in double precision without a copy of them."""
+    """Return the variance of all samples in double precision, without a copy of them."""
     pieces = pieces_of(values)
     mean = sum(float(piece.sum(dtype=np.float64)) for piece in pieces) / values.size
     return sum(float(np.square(piece.astype(np.float64) - mean).sum()) for piece in pieces) / values.size
 
 
 def is_ruled(values: NDArray[Any]) -> bool:
-    """Tell whether numbers are in equal steps, as a scale or an index is; too few are so by chance. O(N)."""
+    """Tell whether numbers are in equal steps, as a scale or an index is; fewer than 8 are not."""
     if len(values) < _EVEN or not np.isfinite(values).all():
         return False
     steps = np.diff(np.asarray(values, np.float64))
@@ -152,7 +145,7 @@ def is_ruled(values: NDArray[Any]) -> bool:
 
 
 def varying(signal: NDArray[Any], missing: NDArray[np.bool_] | None = None) -> NDArray[np.bool_]:
-    """Return which channels of a signal (..., C) are not constant, where samples are present."""
+    """Return which channels of a signal (..., C) are not constant where samples are present."""
     present = signal.reshape(-1, signal.shape[-1]) if missing is None else signal[~missing]
     some = present[:: max(len(present) // _NARROW, 1)]
     for seen in (some, present):  # a look at few is mostly enough
@@ -163,5 +156,5 @@ def varying(signal: NDArray[Any], missing: NDArray[np.bool_] | None = None) -> N
 
 
 def range_of(signal: NDArray[Any]) -> float:
-    """Return the range of a signal; infinity, without a warning, when that overflows."""
+    """Return the range of a signal; infinity if it overflows."""
     return float(signal.max()) - float(signal.min())

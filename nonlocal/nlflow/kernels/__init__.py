@@ -15,5 +15,5 @@ _NAMED = {
 
 
 def __getattr__(name: str) -> object:
-    """Return a kernel, loaded now, or `NAMED`: kernels by the names that the command line and studies take."""
+    """Return a kernel, loaded now, or `NAMED`, the kernels by name."""
     return {key: _load(kind) for key, kind in _NAMED.items()} if name == "NAMED" else _load(name)

@@ -1,4 +1,4 @@
-"""Kernels that reach farther in some directions than in others."""
+"""Kernels of a linear map."""
 
 from __future__ import annotations
 
@@ -20,25 +20,23 @@ from nlflow.kernels.base import Kernel, RadialKernel
 class Anisotropic(Kernel):
     """A radial kernel of a linear map of the difference, ``k(x, y) = kernel(|A (x - y)|)``.
 
-    Symmetric; positive definite where `kernel` is. It takes the methods that `kernel` takes. On a grid with the
-    boundary ``reflect`` A^T A has to be diagonal, since images are mirrored along axes.
+    On a grid with the boundary ``reflect`` A^T A has to be diagonal, since images are mirrored along axes.
 
     Parameters
     ----------
     kernel : RadialKernel
         Of the mapped distance, such as ``Gaussian(1.0)``.
     widths : sequence of float, optional
-        Factor > 0 of the kernel's own width along each axis: A = diag(1 / widths).
+        Factor > 0 of the kernel's own width along each axis, A = diag(1 / widths).
     matrix : array of shape (m, m), optional
-        A itself, not singular. A Gaussian with the covariance C is ``Anisotropic(Gaussian(1.0), covariance=C)``.
+        A itself, not singular.
     covariance : array of shape (m, m), optional
-        C, symmetric and positive definite: |A z|^2 = z^T C^-1 z.
+        C, symmetric and positive definite: |A z|^2 = z^T C^-1 z. With ``Gaussian(1.0)`` it is that of the Gaussian.
 
     Raises
     ------
     InputError
-        For none or several of widths, matrix and covariance; for widths that are not > 0, a singular matrix, and a
-        covariance that is not symmetric and positive definite.
+        Unless exactly one of widths, matrix and covariance is given, and is as above.
 
     Examples
     --------
@@ -58,11 +56,11 @@ class Anisotropic(Kernel):
     formula: ClassVar[str] = "kernel(|A (x - y)|)"
 
     def __eq__(self, other: object) -> bool:
-        """Whether another kernel is the same function: arrays have no truth value, so their bits are compared."""
+        """Whether another kernel is the same function; arrays have no truth value, so their bits are compared."""
         return type(other) is type(self) and _compared(other) == _compared(self)
 
     def __hash__(self) -> int:
-        """Return a hash of what is compared."""
+        """Return the hash of what is compared."""
         return hash(_compared(self))
 
     def __post_init__(self) -> None:
@@ -83,11 +81,11 @@ class Anisotropic(Kernel):
 
     @cached_property
     def compared(self) -> RadialKernel:
-        """The radial kernel of what `map_features` returns."""
+        """The radial kernel."""
         return replace(self.kernel, amplitude=self.amplitude)
 
     def is_definite(self, dimensions: int) -> bool:
-        """Return whether k is positive semidefinite between points of so many coordinates."""
+        """See `Kernel.is_definite`."""
         return self.kernel.is_definite(dimensions)
 
     @property
@@ -97,7 +95,7 @@ class Anisotropic(Kernel):
         return bool(np.all(np.abs(gram - np.diag(np.diag(gram))) <= 1e-14 * np.abs(gram).max()))
 
     def map_features(self, features: Array, queries: Array | None = None) -> tuple[Array, Array]:
-        """Return A x for the features, (N, m); see `Kernel.map_features`."""
+        """Return A x."""
         mapped = self._mapped(features)
         return (mapped if queries is None else self._mapped(queries)), mapped
 
@@ -110,18 +108,18 @@ class Anisotropic(Kernel):
         return features @ kept_like(self.linear_map, features).T
 
     def log_matrix(self, x: Array, y: Array) -> Array:
-        """Return log k(x_i, y_j) without the amplitude, for features that are mapped; see `Kernel.log_matrix`."""
+        """Of mapped features."""
         return self.kernel.log_matrix(x, y)
 
     def supports(self, rtol: float, axes: int) -> tuple[float, ...]:
-        """Return how far along each axis points lie where k is more than rtol k(0)."""
+        """See `RadialKernel.supports`."""
         self._mapped(np.zeros((1, axes)))  # raises where there are others
         inverse = np.linalg.inv(self.linear_map)
         radius = self.kernel.support(rtol)
         return tuple(radius * float(np.sqrt(np.sum(row * row))) for row in inverse)
 
     def squared(self, offsets: Sequence[Floats]) -> Floats:
-        """Return |A z|^2 for the offsets z along each axis, arrays that broadcast to all of them."""
+        """Return |A z|^2."""
         rows = (sum(a * z for a, z in zip(row, offsets, strict=True)) for row in self.linear_map)
         return np.asarray(sum(np.square(row) for row in rows))
 

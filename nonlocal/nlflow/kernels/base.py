@@ -1,7 +1,6 @@
-"""What all kernels share: the affinity k(x, y) >= 0 of the functional J.
+"""What all kernels share."""
 
-Functionals use K(x, y) = k(x, y) + k(y, x); a paper that states K itself therefore has k = K/2 (``amplitude=0.5``).
-"""
+# Functionals use K(x, y) = k(x, y) + k(y, x); a paper that states K itself therefore has k = K/2 (``amplitude=0.5``).
 
 from __future__ import annotations
 
@@ -37,10 +36,8 @@ _ONE: Final = 1e-6  # log k(0) of a kernel that is 1 at 0, with the rounding of 
 
 
 def farthest(counts: Callable[[Floats], NDArray[np.bool_]], radii: Floats) -> float:
-    """Return the distance beyond which nothing counts; infinity where that is none of `radii`.
-
-    Found on a grid of distances, and on ever finer ones around the last that counts.
-    """
+    """Return the distance beyond which nothing counts; infinity where the last of `radii` does."""
+    # Found on a grid of distances, and on ever finer ones around the last that counts.
 
     def last(radii: Floats) -> int:
         found = np.flatnonzero(counts(radii))
@@ -59,12 +56,12 @@ def farthest(counts: Callable[[Floats], NDArray[np.bool_]], radii: Floats) -> fl
 
 @dataclass(frozen=True, kw_only=True)
 class Kernel(ABC):
-    """Base of all kernels.
+    """Base of all kernels k(x, y) >= 0. Functionals use K(x, y) = k(x, y) + k(y, x).
 
     Parameters
     ----------
     amplitude : float
-        Factor > 0 in front of the formula; it scales J and the degree and leaves averages as they are.
+        Factor > 0 in front of the formula; averages do not depend on it.
     """
 
     amplitude: float = 1.0
@@ -91,19 +88,16 @@ class Kernel(ABC):
 
     @property
     def positional(self) -> bool:
-        """Whether it compares positions of nodes where no features are given."""
+        """Whether it compares positions of nodes if no features are given."""
         return isinstance(self.compared, RadialKernel)
 
     def is_definite(self, dimensions: int) -> bool:
-        """Return whether k is positive semidefinite between points of so many coordinates."""
+        """Return whether k is known to be positive semidefinite between points of so many coordinates."""
         return self.positive_semidefinite and dimensions <= self.dimensions
 
     @abstractmethod
     def log_matrix(self, x: Array, y: Array) -> Array:
-        """Return log k(x_i, y_j) without the amplitude, shape (N, M), for features (N, d) and (M, d).
-
-        Where k = 0 the logarithm is -inf. Cost O(N M d) time, O(N M) memory.
-        """
+        """Return log k(x_i, y_j) without the amplitude, (N, M), for features (N, d) and (M, d); -inf where k = 0."""
 
     def map_features(self, features: Array, queries: Array | None = None) -> tuple[Array, Array]:
         """Return what is compared: (features of x, features of y)."""
@@ -115,8 +109,8 @@ class Kernel(ABC):
 class RadialKernel(Kernel):
     """A kernel of the Euclidean distance r = |x - y| alone.
 
-    A subclass states `log_profile`, with functions of arrays. For compiled sums it is called with a symbol
-    (`nlflow.kernels.expressions`). A kernel does not change: what was found of it once is kept.
+    A subclass states `log_profile`; compiled sums call it with a symbol instead of an array. Parameters must not
+    change.
 
     Attributes
     ----------
@@ -132,11 +126,7 @@ class RadialKernel(Kernel):
         """Return log k as a function of the squared distance r^2, without the amplitude; -inf where k = 0."""
 
     def support(self, rtol: float) -> float:
-        """Return the radius beyond which k(r) <= rtol k(0); infinity where there is none.
-
-        Found by samples at distances from 1e-30 to 1e30 in units of the first parameter that has to be > 0, where a
-        subclass does not know it better.
-        """
+        """Return the radius beyond which k(r) <= rtol k(0), as found on samples; infinity where there is none."""
         length = float(getattr(self, self.positive[0])) if self.positive else 1.0
         least = -math.inf if rtol <= 0 else math.log(rtol)
         with np.errstate(all="ignore"):
@@ -148,7 +138,7 @@ class RadialKernel(Kernel):
         return (self.support(rtol),) * axes
 
     def squared(self, offsets: Sequence[Floats]) -> Floats:
-        """Return the squared length of offsets along each axis, arrays that broadcast to all of them."""
+        """Return the squared length of offsets, one array an axis."""
         total = offsets[0] ** 2
         for line in offsets[1:]:
             total = total + line**2
@@ -156,7 +146,7 @@ class RadialKernel(Kernel):
 
     @property
     def gaussian_width(self) -> float | None:
-        """Width of the Gaussian that k is, None for other kernels."""
+        """Width of the Gaussian that k is found to be, else None."""
         try:
             slope = rate(self.weight())
         except InputError:
@@ -165,12 +155,12 @@ class RadialKernel(Kernel):
 
     @cached_property
     def scale(self) -> float:
-        """Distance at which k has fallen to exp(-1/2) k(0)."""
+        """Distance beyond which k is at most exp(-1/2) k(0)."""
         return self.support(math.exp(-0.5))
 
     @cached_property
     def grows(self) -> bool:
-        """Whether k is more than e k(0) somewhere, as it is sampled: logits may then overflow far out."""
+        """Whether k is more than e k(0) at a sampled distance: logits may then overflow far out."""
         radii = np.append(0.0, (self.scale if 0 < self.scale < math.inf else 1.0) * _RADII)
         with np.errstate(all="ignore"):
             logs = np.asarray(self.log_profile(radii**2))
@@ -178,7 +168,7 @@ class RadialKernel(Kernel):
 
     @property
     def unit(self) -> float:
-        """The power of two by which sums multiply distances, exactly: squares are in range whatever the units."""
+        """The power of two by which sums multiply distances, so that squares are in range."""
         return 2.0 ** min(-math.frexp(self.scale)[1], 1000)  # subnormal widths: 2^1073 has no float
 
     @cached_property
@@ -201,7 +191,7 @@ class RadialKernel(Kernel):
         Raises
         ------
         InputError
-            When the formula does what compiled sums cannot, and when k is not 1 at r = 0, to which they are relative.
+            If the formula does what compiled sums cannot, or k is not 1 at r = 0.
         """
         if unit not in self._weights:
             self._weights[unit] = self._weight(unit)
@@ -209,12 +199,12 @@ class RadialKernel(Kernel):
 
     @cached_property
     def compared_code(self) -> dict[tuple[float, str], float | None]:
-        """What `differs` found of compiled code, for a unit and a precision."""
+        """Kept by `differs`."""
         return {}
 
     @cached_property
     def _weights(self) -> dict[float, Expression]:
-        """What `weight` gave. An evolving kernel is built anew at each step of a flow, with the same parameters."""
+        """What `weight` gave."""
         return {}
 
     def check_unit(self) -> None:
@@ -258,10 +248,7 @@ class RadialKernel(Kernel):
             )
 
     def differs(self, weights: Callable[[Floats], Floats], unit: float, rtol: float) -> float | None:
-        """Return a distance at which weights of squared distances times unit^2 are not k; None where they are.
-
-        Compared are weights that count, at distances of many decades.
-        """
+        """Return a sampled distance at which weights are not k, or None."""
         scale = self.scale
         radii = np.append(0.0, (scale if 0 < scale < math.inf else 1.0) * _RADII)
         with np.errstate(all="ignore"):
@@ -272,7 +259,7 @@ class RadialKernel(Kernel):
         return None if bool(np.all(same)) else float(radii[np.argmin(same)])
 
     def check_profile(self) -> None:
-        """Raise `InputError` unless k is a number >= 0 at all distances, and finite at 0; k is sampled."""
+        """Raise `InputError` unless k is a number >= 0 at sampled distances, and finite."""
         scale = self.scale
         radii = np.append(0.0, (scale if 0 < scale < math.inf else 1.0) * np.geomspace(1e-12, 1e12, 241))
         with np.errstate(all="ignore"):
@@ -289,10 +276,7 @@ class RadialKernel(Kernel):
             )
 
     def check_squares(self, limits: Any = _DOUBLE) -> None:
-        """Raise `InputError` unless floats with these limits (`finfo`) hold squares of distances about the `scale`.
-
-        Of sums that square distances in the units of the caller, not times `unit`.
-        """
+        """Raise `InputError` unless floats with these limits (`finfo`) hold squares of distances about the `scale`."""
         least, most = math.sqrt(float(limits.smallest_normal)), math.sqrt(float(limits.max)) / _BEYOND
         if 0 < self.scale < math.inf and not least < self.scale < most:
             raise InputError(
@@ -302,7 +286,7 @@ class RadialKernel(Kernel):
             )
 
     def log_matrix(self, x: Array, y: Array) -> Array:
-        """Return log k(x_i, y_j) without the amplitude; see `Kernel.log_matrix`."""
+        """See `Kernel.log_matrix`."""
         if is_numpy(x):
             self.check_squares()
             return self.log_profile(cdist(x, y, "sqeuclidean"))

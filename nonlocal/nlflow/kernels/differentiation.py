@@ -1,4 +1,4 @@
-"""Derivatives of expressions: by the squared distance, and by a parameter that a formula was given as a symbol."""
+"""Derivatives of expressions by the squared distance or by a parameter."""
 
 from __future__ import annotations
 
@@ -18,10 +18,8 @@ _LOG2: Final = Fraction("0.69314718055994530941723212145817656807550013436026")
 
 
 def derivative(a: Expression, by: Expression = SQUARED) -> Expression:
-    """Return da / d`by`, where `by` is `SQUARED` or `PARAMETER`.
-
-    At a corner (of abs, minimum, maximum, where) it is the slope on one side. Each part is derived once.
-    """
+    """Return da / d`by`, where `by` is `SQUARED` or `PARAMETER`."""
+    # At a corner (of abs, minimum, maximum, where) it is the slope on one side. Each part is derived once.
     known: dict[Expression, Expression] = {}
 
     def found(a: Expression) -> Expression:
@@ -47,7 +45,7 @@ def substituted(a: Expression, value: float) -> Expression:
 
 
 def away_from_zero(a: Expression) -> Expression:
-    """Return an expression that is 0 at distance 0, unless it is proved to be a finite number there."""
+    """Return an expression that is 0 at distance 0, unless it is proved to be finite there."""
     return a if a.finite else rewriting.where(Expression("lt", (_ZERO, SQUARED)), a, _ZERO)
 
 

@@ -1,4 +1,4 @@
-"""The exponential of a dot product: softmax attention."""
+"""The exponential dot product."""
 
 from __future__ import annotations
 
@@ -16,17 +16,16 @@ from nlflow.kernels.base import Kernel
 class ExpDotProduct(Kernel):
     """Exponential dot product, ``k = exp(scale q(x).k(y))``: the kernel of softmax attention.
 
-    With queries equal to keys it is symmetric, and positive definite for a scale > 0 (Theorem 1 of arXiv 2312.00751 has
-    K of this form, so k = K/2). Otherwise functionals use k + k^T, while Markov chains and attention steps use k as it
-    is. Logits have to be finite; exp of them need not be.
+    With queries equal to keys it is symmetric, and positive semidefinite for a scale > 0. Theorem 1 of arXiv 2312.00751
+    has K of this form, so k = K/2.
 
     Parameters
     ----------
     scale : float, optional
         Factor of the dot product; 1/sqrt(d) by default, d the width of queries and keys.
     query_map, key_map : array of shape (d_u, d), optional
-        Linear maps from features to queries and keys, q = u W_Q and k = u W_K. With them the kernel can evolve with the
-        signal even when queries and keys differ. One array for both says that queries are keys; a copy does not.
+        Linear maps from features to queries and keys, q = u W_Q and k = u W_K. One array for both says that queries are
+        keys; a copy does not.
     """
 
     scale: float | None = None
@@ -59,7 +58,7 @@ class ExpDotProduct(Kernel):
         return hash((self.amplitude, self.scale, id(self.query_map), id(self.key_map)))
 
     def map_features(self, features: Array, queries: Array | None = None) -> tuple[Array, Array]:
-        """Return (queries, keys) of the features (N, d_u), the queries from features of their own where given."""
+        """Return (queries, keys)."""
         if queries is None and self.query_map is self.key_map:
             both = self._mapped("key_map", features)
             return both, both  # the same array: symmetric to the last bit
@@ -77,7 +76,7 @@ class ExpDotProduct(Kernel):
         return features @ (kept_like(matrix, features) if is_numpy(matrix) and not is_numpy(features) else matrix)
 
     def log_matrix(self, x: Array, y: Array) -> Array:
-        """Return the logits scale q_i . k_j; see `Kernel.log_matrix`."""
+        """Return the logits."""
         if x.shape[1] != y.shape[1]:
             raise InputError(f"queries: got width {x.shape[1]}, expected {y.shape[1]}, the width of the keys")
         scale = 1 / math.sqrt(x.shape[1]) if self.scale is None else self.scale

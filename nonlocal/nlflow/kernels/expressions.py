@@ -1,9 +1,8 @@
-"""Formulas of kernels as expressions of the squared distance, from which code is made.
+"""Formulas of kernels as expressions of the squared distance, from which code is made."""
 
-A formula that is written for arrays takes an `Expression` in their place, which keeps what it does, as it is written.
-`nlflow.kernels.rewriting` makes it simpler. `structure` tells the form of an expression from the numbers in it, so that
-kernels which differ in their parameters alone share their code.
-"""
+# A formula that is written for arrays takes an `Expression` in their place, which keeps what it does, as it is written.
+# `structure` tells the form of an expression from the numbers in it, so that kernels which differ in their parameters
+# alone share their code.
 
 from __future__ import annotations
 
@@ -33,13 +32,9 @@ _CONDITIONS: Final = ("lt", "le", "both")
 
 @dataclass(frozen=True, eq=False)
 class Expression:
-    """A number, the squared distance, or an operation on expressions; numbers and arrays mix with it as with arrays.
+    """A number, the squared distance, or an operation on expressions; formulas take it in place of an array."""
 
-    Raises
-    ------
-    InputError
-        For one that is longer or deeper than code is made of.
-    """
+    # It raises `InputError` if it is longer or deeper than code is made of.
 
     operation: str
     terms: tuple[Expression, ...] = ()
@@ -61,7 +56,7 @@ class Expression:
 
     @cached_property
     def key(self) -> tuple[Any, ...]:
-        """What expressions that are written alike, part for part, have in common."""
+        """What expressions that are written alike have in common."""
         return (self.operation, self.value, *(term.key for term in self.terms))
 
     def __array_namespace__(self, api_version: str | None = None) -> Any:
@@ -153,7 +148,7 @@ class Expression:
 
     @cached_property
     def signs(self) -> int:
-        """The signs that it can have at any distance where it is a number at all, as is proved from its parts."""
+        """The signs that it can have where it is a number, as is proved from its parts."""
         return _signs(self)
 
     @property
@@ -181,13 +176,7 @@ SQUARED: Final = Expression("squared")
 
 
 def number(value: Number) -> Expression:
-    """Return a number, of as many digits as are kept.
-
-    Raises
-    ------
-    InputError
-        For what is not a number, and for numbers that no float comes near.
-    """
+    """Return a number of as many digits as are kept; `InputError` for what is none, or is out of range."""
     if isinstance(value, float):
         if math.isnan(value):
             raise InputError("kernel: its formula has a constant that is not a number")
@@ -222,7 +211,7 @@ def as_float(value: Number) -> float:
 
 
 def as_expression(value: Any) -> Expression:
-    """Return a number as an expression, or an expression as it is."""
+    """Return a number as an expression; an expression as it is."""
     if isinstance(value, Expression):
         return value
     if isinstance(value, Fraction | int):
@@ -242,7 +231,7 @@ def _unknown(name: str) -> str:
 
 
 def numeric(value: Any) -> Expression:
-    """Return an expression as a number: a condition is 1 where it holds, and 0 elsewhere."""
+    """Return a condition as a number, 1 or 0; other expressions as they are."""
     a = as_expression(value)
     return Expression("where", (a, number(Fraction(1)), number(Fraction(0)))) if a.operation in _CONDITIONS else a
 
@@ -329,12 +318,12 @@ _SIGNS: Final[dict[str, Callable[..., int]]] = {
 
 
 def is_whole(power: Number) -> bool:
-    """Whether a power is a whole number."""
+    """Of a power."""
     return isinstance(power, Fraction) and power.denominator == 1
 
 
 def is_even(power: Number) -> bool:
-    """Whether a power is a whole, even number."""
+    """Of a power."""
     return isinstance(power, Fraction) and power.denominator == 1 and power.numerator % 2 == 0
 
 
@@ -416,7 +405,7 @@ _UFUNCS: Final[dict[str, Callable[..., Expression]]] = {
 
 
 def structure(a: Expression) -> tuple[str, list[float]]:
-    """Return the form of an expression in prefix notation, numbers as c0, c1, ..., and these numbers."""
+    """Return the form of an expression in prefix notation, with numbers as c0, c1, ..., and these numbers."""
     numbers: list[float] = []
 
     def written(a: Expression) -> str:

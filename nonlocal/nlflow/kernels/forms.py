@@ -19,20 +19,14 @@ _LONGEST: Final = 10_000  # characters of a text
 
 
 def traced(log_profile: Callable[[Any], Any], unit: float = 1.0, squared: Expression = SQUARED) -> Expression:
-    """Return log k as an expression of squared distances that were multiplied by unit^2.
-
-    Raises
-    ------
-    InputError
-        When the formula does what no expression can.
-    """
+    """Return log k as an expression of squared distances times unit^2; `InputError` if no expression can be it."""
     return called(
         log_profile, squared / unit / unit, "kernel: its formula cannot be compiled", "method='dense' takes any"
     )
 
 
 def called(function: Callable[[Any], Any], symbol: Expression, refusal: str, remedy: str) -> Expression:
-    """Return what a function makes of a symbol, or raise `InputError` with its own error."""
+    """Return what a function makes of a symbol; `InputError` with its own error if it fails."""
     try:
         return as_expression(function(symbol))
     except InputError:
@@ -42,7 +36,8 @@ def called(function: Callable[[Any], Any], symbol: Expression, refusal: str, rem
 
 
 def weight(log: Expression) -> Expression:
-    """Return exp of an expression, with powers in place of exponentials of logarithms, and 2^x in place of exp(x)."""
+    """Return exp of an expression."""
+    # Powers stand in place of exponentials of logarithms, and 2^x in place of exp(x).
     return base_two(_joined(*_factors(simplified(log))))
 
 
@@ -51,10 +46,8 @@ def _joined(factors: Expression, exponent: Expression) -> Expression:
 
 
 def _factors(log: Expression, times: Number = Fraction(1)) -> tuple[Expression, Expression]:
-    """Return what exp(times log) is a product of: an expression, and the exponent of exp.
-
-    A power of what is negative stands for that of its logarithm, which is no number: `RadialKernel.weight` compares.
-    """
+    """Return what exp(times log) is a product of: an expression, and the exponent of exp."""
+    # A power of what is negative stands for that of its logarithm, which is no number: `RadialKernel.weight` compares.
     if log.operation == "add":
         (a, b), (c, d) = (_factors(term, times) for term in log.terms)
         return multiply(a, c), add(b, d)
@@ -70,7 +63,8 @@ def _factors(log: Expression, times: Number = Fraction(1)) -> tuple[Expression, 
 
 
 def base_two(a: Expression) -> Expression:
-    """Return an expression of what code has: powers of two, of which those that can be > 1 are another operation."""
+    """Return an expression with powers of two for exponentials."""
+    # Powers that can be > 1 are another operation.
     terms = tuple(base_two(term) for term in a.terms)
     if a.operation == "exp":
         rising = bool(a.terms[0].signs & POSITIVE)
@@ -81,11 +75,9 @@ def base_two(a: Expression) -> Expression:
 
 
 def logarithm(k: Expression) -> Expression:
-    """Return the logarithm of a simple expression, of factors and powers one by one, so that it does not underflow.
-
-    The logarithm of a product is the sum of those of factors that are proved to be > 0, and that of all others
-    together: two of them may be negative. It is the sum of all where all are proved to be >= 0.
-    """
+    """Return the logarithm of a simple expression, factor by factor, so that it does not underflow."""
+    # The logarithm of a product is the sum of those of factors that are proved to be > 0, and that of all others
+    # together: two of them may be negative. It is the sum of all where all are proved to be >= 0.
     if k.operation == "multiply":
         factors = _product(k)
         apart = factors if all(f.nonnegative for f in factors) else [f for f in factors if f.positive]
@@ -115,7 +107,7 @@ def _product(k: Expression) -> list[Expression]:
 
 
 def rate(k: Expression) -> float | None:
-    """Return c where k is 2^(c x) of the squared distance x, a Gaussian; None for others."""
+    """Return c if k is 2^(c x) of the squared distance x, a Gaussian; else None."""
     if k.operation != "exp2" or k.terms[0].operation != "multiply":
         return None
     x, c = k.terms[0].terms
@@ -126,13 +118,7 @@ def rate(k: Expression) -> float | None:
 
 
 def parsed(text: str, names: dict[str, Expression], argument: str = "k") -> Expression:
-    """Return the expression that a text stands for: numbers, `names`, + - * / **, comparisons, and functions.
-
-    Raises
-    ------
-    InputError
-        For a text that is something else. Nothing of it is run.
-    """
+    """Return the expression that a text stands for; `InputError` for other text. Nothing of it is run."""
     if len(text) > _LONGEST:
         raise InputError(
             f"{argument}: got {len(text)} characters, expected at most {_LONGEST}; write it shorter, or as a function"

@@ -1,4 +1,4 @@
-"""A kernel of one's own, from a formula."""
+"""Kernels from formulas."""
 
 from __future__ import annotations
 
@@ -38,8 +38,6 @@ _REMEMBERED: Final = 512  # formulas
 class Formula(RadialKernel):
     r"""A kernel ``k(|x - y| / width)``, given as text or as a function.
 
-    It takes the methods that other radial kernels take; sums without a matrix are compiled.
-
     Parameters
     ----------
     k : str or callable
@@ -49,19 +47,13 @@ class Formula(RadialKernel):
     width : float
         In the units of what is compared; > 0.
     definite : bool
-        Whether the kernel is positive semidefinite, as you know: integrators then take longer steps.
+        Whether you know that the kernel is positive semidefinite.
 
     Raises
     ------
     InputError
-        For a formula that is found negative, infinite or no number, that is not 1 at r = 0, that uses what is not
-        known, that loses its digits in floats, or that has more than 2000 operations (150 within each other).
-
-    Notes
-    -----
-    What is computed in floats is compared with the formula as it is written, in 50 digits, at distances from 0 to 1e12
-    widths. It has to agree to 1e-8 of log k (beside 1) wherever k is at least e^-690: where all neighbours are far,
-    small weights are all there are. So a difference that loses its digits far out is refused.
+        For a formula that is found negative, infinite or no number, is not 1 at r = 0, is too long, or loses its digits
+        in floats: log k is compared with 50 digits at distances from 0 to 1e12 widths, to 1e-8 (beside 1).
 
     Examples
     --------
@@ -103,22 +95,15 @@ class Formula(RadialKernel):
         self._set("_log", known[1])
 
     def __repr__(self) -> str:
-        """Return the formula as text; of a function what it does, not where it lies, so that runs can be resumed."""
+        """Return the formula as text; of a function what it does, so that runs can be resumed."""
         k = repr(self.k) if isinstance(self.k, str) else f"<log k: {self._log}>"
         own = f"k={k}, width={self.width!r}, definite={self.definite!r}, amplitude={self.amplitude!r}"
         return f"Formula({own})"
 
     def log_profile(self, squared: Array) -> Array:
-        """Return log k as a function of the squared distance.
-
-        Where floats give no number, the formula is computed as it is written, with more digits; of a squared distance
-        over the width that no float holds, the limit is taken where k has one.
-
-        Raises
-        ------
-        InputError
-            Where k is negative, infinite or no number.
-        """
+        """Return log k as a function of the squared distance; `InputError` where k is no finite number >= 0."""
+        # Where floats give no number, the formula is computed as it is written, with more digits; of a squared distance
+        # over the width that no float holds, the limit is taken where k has one.
         with np.errstate(over="ignore", invalid="ignore"):  # far beyond narrow widths
             scaled = squared / self.width / self.width
         log = value(self._log, scaled)
@@ -153,10 +138,8 @@ class Formula(RadialKernel):
         )
 
     def _exactly(self, scaled: Floats, instead: Floats | None = None) -> Floats:
-        """Return log k as it is written, or raise `InputError` where it has no value.
-
-        Where digits do not tell, `instead`: floats of a form that was proved.
-        """
+        """Return log k as it is written, or raise `InputError` where it has no value."""
+        # Where digits do not tell, `instead`: floats of a form that was proved.
         found = written.values(self._written, [float(s) for s in scaled])
         logs = np.array([written.logarithm(k) for k in found])
         for i in np.flatnonzero(np.isnan(logs)):

@@ -15,9 +15,9 @@ from nlflow.kernels.base import RadialKernel
 @underflowing
 @dataclass(frozen=True)
 class Gaussian(RadialKernel):
-    """Gaussian kernel, ``k = exp(-|x - y|^2 / (2 width^2))``.
+    """Gaussian kernel, ``k = exp(-|x - y|^2 / (2 width^2))``; positive definite.
 
-    Positive definite. The kernel of kernel attention (NeuTRENO, arXiv 2312.00751, Table 8).
+    The kernel of kernel attention (NeuTRENO, arXiv 2312.00751, Table 8).
 
     Parameters
     ----------
@@ -32,7 +32,7 @@ class Gaussian(RadialKernel):
     smoothness: ClassVar[float | None] = math.inf
 
     def log_profile(self, squared: Array) -> Array:
-        """Return log k as a function of the squared distance."""
+        """Return log k."""
         return squared / self.width / self.width * -0.5  # in two steps: width**2 could underflow
 
     @property
@@ -41,5 +41,5 @@ class Gaussian(RadialKernel):
         return self.width
 
     def support(self, rtol: float) -> float:
-        """Return the radius beyond which k(r) <= rtol k(0)."""
+        """See `RadialKernel.support`."""
         return self.width * math.sqrt(-2 * math.log(rtol)) if rtol > 0 else math.inf

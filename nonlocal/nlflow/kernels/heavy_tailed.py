@@ -16,8 +16,7 @@ from nlflow.kernels.base import RadialKernel
 class RationalQuadratic(RadialKernel):
     """Rational quadratic kernel, ``k = (1 + |x - y|^2 / (2 alpha width^2))^-alpha``; Cauchy's for alpha = 1.
 
-    Positive definite; its tails fall as ``r^(-2 alpha)`` (Rasmussen and Williams 2006, eq. 4.19). The kernel of t-SNE
-    is alpha = 1 with width sqrt(1/2).
+    Positive definite; its tails fall as ``r^(-2 alpha)`` (Rasmussen and Williams 2006, eq. 4.19).
 
     Parameters
     ----------
@@ -35,11 +34,11 @@ class RationalQuadratic(RadialKernel):
     smoothness: ClassVar[float | None] = math.inf
 
     def log_profile(self, squared: Array) -> Array:
-        """Return log k as a function of the squared distance."""
+        """Return log k."""
         return namespace(squared).log1p(squared / self.width / self.width / (2 * self.alpha)) * -self.alpha
 
     def support(self, rtol: float) -> float:
-        """Return the radius beyond which k(r) <= rtol k(0)."""
+        """See `RadialKernel.support`."""
         return math.sqrt(2 * self.alpha) * self.width * _root_of_growth(rtol, self.alpha)
 
 
@@ -64,11 +63,11 @@ class InverseMultiquadric(RadialKernel):
     smoothness: ClassVar[float | None] = math.inf
 
     def log_profile(self, squared: Array) -> Array:
-        """Return log k as a function of the squared distance."""
+        """Return log k."""
         return namespace(squared).log1p(squared / self.width / self.width) * -0.5
 
     def support(self, rtol: float) -> float:
-        """Return the radius beyond which k(r) <= rtol k(0)."""
+        """See `RadialKernel.support`."""
         return self.width * _root_of_growth(rtol, 0.5)
 
 
@@ -77,15 +76,13 @@ class InverseMultiquadric(RadialKernel):
 class TruncatedPower(RadialKernel):
     """Power of the distance between two radii, ``k = (max(|x - y|, core) / core)^-power``, and 0 beyond the horizon.
 
-    With power = m + 2 s it is the kernel of a fractional Laplacian of order s in m dimensions, bounded within the
-    core and cut off at the horizon; ``amplitude=c * core**-power`` gives ``c |x - y|^-power`` between the two. The
-    kernel of peridynamics with a finite horizon (Silling 2000, doi 10.1016/S0022-5096(99)00029-0).
-    `nlflow.functionals.FractionalLaplacian` has the singular kernel. Not positive definite in general.
+    With ``amplitude=c * core**-power`` it is ``c |x - y|^-power`` between the two, as in peridynamics (Silling 2000,
+    doi 10.1016/S0022-5096(99)00029-0). Not positive definite in general.
 
     Parameters
     ----------
     power : float
-        > 0.
+        > 0; m + 2 s for a fractional Laplacian of order s in m dimensions, here without its singularity.
     core : float
         Radius within which the kernel is 1, in the units of what is compared; > 0.
     horizon : float
@@ -105,7 +102,7 @@ class TruncatedPower(RadialKernel):
             raise InputError(f"horizon: got {self.horizon:g}, expected more than the core, {self.core:g}")
 
     def log_profile(self, squared: Array) -> Array:
-        """Return log k as a function of the squared distance."""
+        """Return log k."""
         xp = namespace(squared)
         over = squared / self.core / self.core
         log = xp.log(xp.where(over > 1, over, xp.ones_like(over))) * (-0.5 * self.power)
@@ -116,7 +113,7 @@ class TruncatedPower(RadialKernel):
         return xp.where(inside, log, xp.full_like(log, -math.inf))
 
     def support(self, rtol: float) -> float:
-        """Return the radius beyond which k(r) <= rtol k(0)."""
+        """See `RadialKernel.support`."""
         falls = math.inf if rtol <= 0 else -math.log(rtol) / self.power
         return min(self.horizon * (1 + 1e-12), self.core * math.exp(falls) if falls < 700 else math.inf)
 

@@ -1,7 +1,6 @@
-"""Potentials W(r) of pairs of particles, of any sign: what attracts, repels, or does both.
+"""Potentials W(r) of pairs of particles."""
 
-Unlike a `Kernel` a potential may be negative, infinite at r = 0, or rise without end.
-"""
+# Unlike a `Kernel` a potential may be negative, infinite at r = 0, or rise without end.
 
 from __future__ import annotations
 
@@ -28,10 +27,8 @@ _FAR: Final = (1e11, 1e12)
 
 
 def _last(function: Callable[[Array], Array], rtol: float, near: float = 0.0) -> float:
-    """Return the distance r beyond which |f| is at most `rtol` times its largest finite value from `near` r on.
-
-    Infinity for none. Found on a grid of distances from 1e-12 to 1e12, and on ever finer ones.
-    """
+    """Return the distance r beyond which |f| is at most `rtol` times its largest finite value from `near` r on."""
+    # Infinity for none. Found on a grid of distances from 1e-12 to 1e12, and on ever finer ones.
     with np.errstate(all="ignore"):
         sizes = np.abs(function(_RADII))
         sizes[~np.isfinite(sizes)] = 0.0
@@ -42,28 +39,22 @@ def _last(function: Callable[[Array], Array], rtol: float, near: float = 0.0) ->
 @underflowing
 @dataclass(frozen=True, repr=False)
 class Interaction:
-    r"""A potential W(|x - y|) of a pair of particles.
+    r"""A potential W(|x - y|) of a pair of particles, of any sign.
 
     Parameters
     ----------
     w : str, callable or RadialKernel
-        As a function of the distance r; as text with the operations and functions of `Formula`. A kernel repels, since
-        it falls with the distance; with a negative strength it attracts.
+        As a function of the distance r; as text with the operations and functions of `Formula`. Particles move towards
+        smaller W: what falls with the distance repels.
     strength : float
         Factor of any sign.
     cutoff : float
         Distance > 0 beyond which there is no force; W is shifted so that it is 0 there.
 
-    Attributes
-    ----------
-    singular : bool
-        Whether the force grows without end as two particles meet.
-
     Raises
     ------
     InputError
-        For a formula that has no finite value or slope at samples of distances from 1e-3 to 10, and for one that cannot
-        be compiled.
+        If W or its slope is not finite at samples of distances from 1e-3 to 10, or cannot be compiled.
 
     Examples
     --------
@@ -117,7 +108,7 @@ class Interaction:
 
     @property
     def potential(self) -> Expression:
-        """W as an expression of the squared distance, in powers of two; 0 at r = 0 where it is not proved finite."""
+        """W as an expression of the squared distance; 0 at r = 0 where it is not proved finite."""
         return away_from_zero(base_two(self._potential))
 
     @cached_property
@@ -137,7 +128,7 @@ class Interaction:
 
     @cached_property
     def singular(self) -> bool:
-        """Whether |W'| grows without end as r falls to 0."""
+        """Whether |W'| is found to grow without end as r falls to 0."""
         with np.errstate(all="ignore"):
             far, near = (abs(float(self.slope(r))) for r in _TINY)
         return not (math.isfinite(far) and near <= 2 * far + abs(self.strength))
@@ -145,16 +136,14 @@ class Interaction:
     def reach(self, rtol: float = 0.0) -> float:
         """Return the distance beyond which |W'| is at most `rtol` times its largest value; infinity for none.
 
-        A singular slope has no largest value: there it is the distance beyond which the slope is 0.
+        If the slope is singular `rtol` counts as 0.
         """
         return _last(self.slope, 0.0 if self.singular else rtol)
 
     def seen(self, rtol: float, near: float = 0.5) -> float:
-        """Return the distance beyond which forces may be left out; infinity for none.
-
-        |W'| is at most `rtol` times its largest value from `near` of that distance on. Only a slope that is 0 counts as
-        nothing where it is singular, and where it falls as a power does.
-        """
+        """Return the distance beyond which forces may be left out; infinity for none."""
+        # |W'| is at most `rtol` times its largest value from `near` of that distance on. Only a slope that is 0 counts
+        # as nothing where it is singular, and where it falls as a power does.
         return self._seen(self.slope, rtol, near)
 
     def _seen(self, function: Callable[[Array], Array], rtol: float, near: float = 0.5) -> float:
@@ -164,18 +153,16 @@ class Interaction:
 
     @cached_property
     def far(self) -> float:
-        """What W tends to far out; 0 where it has no finite limit."""
+        """The limit of W far out; 0 where no finite one is found."""
         with np.errstate(all="ignore"):
             first, last = (float(self(r)) for r in _FAR)
         return last if math.isfinite(last) and abs(first - last) <= 1e-12 * abs(last) else 0.0
 
     @property
     def beside_far(self) -> tuple[Expression, float]:
-        """W less its limit, as an expression of the squared distance, and the distance beyond which that is nothing.
-
-        The expression is 0 at distance 0, so that a particle meets all but itself. Nothing is what `seen` says, for
-        10^-17 of W less its limit.
-        """
+        """W less its limit, as an expression of the squared distance, and the distance beyond which that is nothing."""
+        # The expression is 0 at distance 0, so that a particle meets all but itself. Nothing is what `seen` says, for
+        # 10^-17 of W less its limit.
         zero = as_expression(0)
         apart = where(compared("lt", zero, SQUARED), base_two(self._beside_far), zero)
         return apart, self._seen(lambda r: self(r) - self.far, 1e-17)
@@ -196,7 +183,7 @@ class Interaction:
         return _Sum((self, other))
 
     def __repr__(self) -> str:
-        """Return the potential as text; of a function what it does, not where it lies, so that runs can be resumed."""
+        """Return the potential as text; of a function what it does, so that runs can be resumed."""
         w = repr(self.w) if isinstance(self.w, str | RadialKernel) else f"<W: {self._formula()}>"
         return f"Interaction(w={w}, strength={self.strength!r}, cutoff={self.cutoff!r})"
 
@@ -221,9 +208,7 @@ class _Sum(Interaction):
 class Morse(Interaction):
     """The Morse potential of swarms, W = c_r exp(-r / l_r) - c_a exp(-r / l_a).
 
-    Repulsion over l_r and attraction over l_a. With C = c_r / c_a and l = l_r / l_a, swarms in d dimensions fall
-    together (are catastrophic) for C < 1 or C l^d < 1, and keep their density where both are above 1 (D'Orsogna,
-    Chuang, Bertozzi and Chayes 2006, doi 10.1103/PhysRevLett.96.104302).
+    D'Orsogna, Chuang, Bertozzi and Chayes (2006, doi 10.1103/PhysRevLett.96.104302) tell which swarms collapse.
 
     Parameters
     ----------
@@ -266,13 +251,13 @@ class Morse(Interaction):
 class PowerLaws(Interaction):
     """Attraction and repulsion by powers, W = r^a / a - r^b / b with a > b; the term of the power 0 is log r.
 
-    The minimizers of its energy are rings, annuli, balls and points (Kolokolnikov, Sun, Uminsky and Bertozzi 2011, doi
-    10.1103/PhysRevE.84.015203; Balague, Carrillo, Laurent and Raoul 2013, doi 10.1016/j.physd.2012.10.002).
+    Sources: Kolokolnikov, Sun, Uminsky and Bertozzi 2011, doi 10.1103/PhysRevE.84.015203; Balague, Carrillo, Laurent
+    and Raoul 2013, doi 10.1016/j.physd.2012.10.002.
 
     Parameters
     ----------
     attraction, repulsion : float
-        The powers a and b. For b < 1 the repulsion is singular where there is no softening.
+        The powers a and b. For b < 1 the force is singular at r = 0 without softening.
     softening : float
         e >= 0, with which r is sqrt(r^2 + e^2).
     cutoff : float

@@ -15,9 +15,9 @@ from nlflow.kernels.base import RadialKernel
 @underflowing
 @dataclass(frozen=True)
 class Laplace(RadialKernel):
-    """Exponential (Laplace) kernel, ``k = exp(-|x - y| / width)``.
+    """Exponential (Laplace) kernel, ``k = exp(-|x - y| / width)``; positive definite.
 
-    Positive definite; it has a kink at r = 0 (Rasmussen and Williams 2006, eq. 4.18).
+    Rasmussen and Williams 2006, eq. 4.18.
 
     Parameters
     ----------
@@ -32,9 +32,9 @@ class Laplace(RadialKernel):
     smoothness: ClassVar[float | None] = 1.0
 
     def log_profile(self, squared: Array) -> Array:
-        """Return log k as a function of the squared distance."""
+        """Return log k."""
         return -(root(squared) / self.width)
 
     def support(self, rtol: float) -> float:
-        """Return the radius beyond which k(r) <= rtol k(0)."""
+        """See `RadialKernel.support`."""
         return -self.width * math.log(rtol) if rtol > 0 else math.inf

@@ -45,7 +45,7 @@ class Matern(RadialKernel):
         self._set("smoothness", 2 * self.nu)
 
     def log_profile(self, squared: Array) -> Array:
-        """Return log k as a function of the squared distance."""
+        """Return log k."""
         xp = namespace(squared)
         s = root(squared / self.width / self.width) * math.sqrt(2 * self.nu)
         s = xp.minimum(s, xp.full_like(s, _FAR))  # whose powers are in range

@@ -19,9 +19,8 @@ class Patch(Kernel):
     r"""Patch kernel of nonlocal means on a grid of one or two axes (of more by ``method='dense'``), windowed.
 
     ``k = exp(-max(D(x, y) - 2 sigma^2, 0) / width^2)`` where D is the mean squared difference of the patches around x
-    and y over pixels and channels, for y in the square window around x, and 0 outside. With ``sigma`` > 0 the distance
-    is corrected for the noise that both patches carry (Buades, Coll and Morel 2005, doi 10.1137/040616024; 2011,
-    doi 10.5201/ipol.2011.bcm_nlm). Symmetric; not positive definite in general.
+    and y over pixels and channels, for y in the square window around x, and 0 outside (Buades, Coll and Morel 2005,
+    doi 10.1137/040616024; 2011, doi 10.5201/ipol.2011.bcm_nlm). Symmetric; not positive definite in general.
 
     Parameters
     ----------
@@ -35,16 +34,14 @@ class Patch(Kernel):
         Standard deviation of the noise in what is compared; 0 for no correction.
     tokens : {'pixel', 'patch'}
         ``pixel`` averages pixel values. ``patch`` averages whole patches and puts them back where they overlap: the
-        affinity of pixels is averaged over the patch, k'(x, y) = mean_o k(x + o, y + o). On a periodic grid J is then
-        the functional of the patch tokens, 1/2 sum k(x, y) |p_x u - p_y u|^2 / patch_size^n.
+        affinity of pixels is averaged over the patch, k'(x, y) = mean_o k(x + o, y + o).
     spatial_width : float, optional
         Standard deviation in pixels of a Gaussian factor of the distance between x and y; with ``patch_size=1`` that is
         the bilateral filter.
 
     Notes
     -----
-    Patches near the edge see the signal extended as the grid's boundary says; for an isolated boundary they see it
-    mirrored.
+    Patches see the signal beyond the edge as the grid's boundary says; for an isolated boundary they see it mirrored.
     """
 
     width: float

@@ -1,4 +1,4 @@
-"""Expressions in simpler forms that have the same values: every rule says what has to be proved for it."""
+"""Simpler forms of expressions; each rule says what has to be proved for it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _POWERS: Final = 2048  # bits of powers of numbers that are exact
 
 
 def simplified(a: Expression) -> Expression:
-    """Return an expression in the simplest form that is proved to have its values, at every distance >= 0."""
+    """Return an expression in a simpler form that is proved to have its values."""
     known: dict[Expression, Expression] = {}
 
     def made(a: Expression) -> Expression:
@@ -144,7 +144,8 @@ def _parts(a: Expression, times: Fraction) -> list[tuple[Any, Fraction]]:
 
 
 def multiply(a: Expression, b: Expression) -> Expression:
-    """Return a b; numbers come last and become one, and powers of one thing become one where that is proved."""
+    """Return a b."""
+    # Numbers come last and become one, and powers of one thing become one where that is proved.
     if a.is_number and b.is_number:
         return _folded(lambda x, y: x * y, a, b)
     if a.is_number:

@@ -21,8 +21,7 @@ class TopHat(RadialKernel):
     Parameters
     ----------
     radius : float
-        In the units of what is compared; > 0. The comparison allows for rounding (1e-12 relative), so that nodes at
-        exactly this distance count.
+        In the units of what is compared; > 0. The comparison allows for rounding (1e-12 relative).
     """
 
     radius: float
@@ -30,12 +29,12 @@ class TopHat(RadialKernel):
     formula: ClassVar[str] = "1 if |x-y| <= radius else 0"
 
     def log_profile(self, squared: Array) -> Array:
-        """Return log k as a function of the squared distance: 0 or -inf."""
+        """Return log k."""
         xp = namespace(squared)
         distance = xp.sqrt(squared)  # a float where the square is an integer
         inside = distance <= self.radius * (1 + 1e-12)
         return xp.where(inside, xp.zeros_like(distance), xp.full_like(distance, -math.inf))
 
     def support(self, rtol: float) -> float:
-        """Return the radius beyond which k vanishes."""
+        """See `RadialKernel.support`."""
         return self.radius * (1 + 1e-12)

@@ -20,14 +20,14 @@ class Wendland(RadialKernel):
     """Wendland's kernel of compact support, ``k = (1 - s)^4 (1 + 4 s)`` for ``s = |x - y| / radius`` < 1, 0 beyond.
 
     For ``derivatives=0`` it is (1 - s)^2, for 4 it is (1 - s)^6 (1 + 6 s + 35/3 s^2). Positive definite in up to three
-    dimensions (Wendland 1995, doi 10.1007/BF02123482). Sums over neighbours (``method='sparse'``) are exact.
+    dimensions (Wendland 1995, doi 10.1007/BF02123482).
 
     Parameters
     ----------
     radius : float
         In the units of what is compared; > 0.
     derivatives : {0, 2, 4}
-        That are continuous.
+        Number of continuous derivatives.
     """
 
     radius: float
@@ -45,7 +45,7 @@ class Wendland(RadialKernel):
         self._set("smoothness", 1.0 + self.derivatives)
 
     def log_profile(self, squared: Array) -> Array:
-        """Return log k as a function of the squared distance."""
+        """Return log k."""
         xp = namespace(squared)
         s = root(squared / self.radius / self.radius)
         power, polynomial = _FORMS[self.derivatives]

@@ -1,4 +1,4 @@
-"""Values of a formula as it is written, in 50 digits, where nothing overflows: what its code is compared with."""
+"""Values of a formula as it is written, in 50 digits."""
 
 from __future__ import annotations
 
