@@ -1,7 +1,4 @@
-"""The figures of this room, each with what it means and where it came from.
-
-A figure is an attribute of its subject, such as ``OfStripes.parts``, and an entry of ``OfStripes.table``.
-"""
+"""The figures of this room, each with what it means and where it came from."""
 
 from __future__ import annotations
 
@@ -38,7 +35,7 @@ class Figure:
         Where it depends on the number of axes, or on a case, by that.
     meaning : str
     source : str
-        What it was measured or chosen on, how it was derived, or who published it.
+        How it was chosen, measured or derived.
     """
 
     value: Any
@@ -65,7 +62,7 @@ class Figures:
 
 
 class OfSpectra(Figures, source=BY_HAND):
-    """Gaussian noise: its spectrum, its strength by intensity, and coarser images."""
+    """Gaussian noise."""
 
     smoothing = figure(1.5, "samples over which the intensity is smoothed that the noise follows")
     rounding = figure(1e-12, "by which the mean of a spectrum that was divided by it may differ from 1", OF_ROUNDING)
@@ -78,7 +75,7 @@ class OfSpectra(Figures, source=BY_HAND):
 
 
 class OfCounts(Figures, source="chosen by hand, so that the table is exact to 1e-5 counts"):
-    """The table of the transform of counts."""
+    """Transform of counts."""
 
     table_end = figure(300.0, "counts; the series after it is exact to 1e-7 of them")
     table_step = figure(0.03, "in the stabilized value, which has noise of strength 1")
@@ -106,7 +103,7 @@ class OfCounts(Figures, source="chosen by hand, so that the table is exact to 1e
 
 
 class OfLaw(Figures, source="chosen by hand, so that the table is exact to 1e-6 of the noise"):
-    """The function that gives magnitudes noise of strength 1."""
+    """Transform of magnitudes."""
 
     span = figure(6.0, "beyond the least typical magnitude: from there on the function has its asymptotic form")
     below = figure(5.0, "under the least typical magnitude: smaller ones hardly occur")
@@ -127,7 +124,7 @@ class OfLaw(Figures, source="chosen by hand, so that the table is exact to 1e-6 
 
 
 class OfMagnitudes(Figures, source=BY_HAND):
-    """The strength of magnitudes, by a background or by a fixed point."""
+    """Strength of magnitudes."""
 
     most_coils = figure(256.0, "coils, at most")
     agreed = figure(1e-3, "relative: a strength that changes by less is found")
@@ -142,7 +139,7 @@ class OfMagnitudes(Figures, source=BY_HAND):
 
 
 class OfSpeckle(Figures, source=ON_PHOTOGRAPHS):
-    """Speckle: its transform, and how it is found."""
+    """Speckle."""
 
     power = figure(1 / 3, "makes a gamma law nearly Gaussian", "Wilson and Hilferty 1931 (doi 10.1073/pnas.17.12.684)")
     width = figure({1: 4.0, 2: 1.5, 3: 1.0}, "of the Gaussian that says what the intensity is about, in samples")
@@ -174,7 +171,7 @@ class OfSpeckle(Figures, source=ON_PHOTOGRAPHS):
 
 
 class OfImpulses(Figures, source=ON_PHOTOGRAPHS):
-    """Impulses: where they are, and how they are found."""
+    """Impulses."""
 
     reach = figure({1: 6, 2: 2, 3: 1}, "half side of the neighbourhood that a sample is compared with")
     out = figure(3.0, "standard deviations of its neighbours at which a value sticks out of them")
@@ -202,7 +199,7 @@ class OfImpulses(Figures, source=ON_PHOTOGRAPHS):
 
 
 class OfHot(Figures, source=ON_STACKS):
-    """Hot pixels, as they are looked for."""
+    """Hot pixels."""
 
     least_frames = figure(4, "frames whose median tells what is fixed")
     least_share = figure(2e-5, "of the samples: sensors have more, laws with long tails fewer")
@@ -210,7 +207,7 @@ class OfHot(Figures, source=ON_STACKS):
 
 
 class OfLooks(Figures, source=COST):
-    """A look at a part of a large image."""
+    """Bands of rows."""
 
     most = figure(2**17, "samples that are looked at first")
     band = figure(64, "rows of them side by side")
@@ -219,7 +216,7 @@ class OfLooks(Figures, source=COST):
 class OfSharpness(
     Figures, source="chosen on BSD68 and Kodak photographs, letters, screens and stars; Set12 looked at once"
 ):
-    """Samples of an image that are sharper than its optics allow."""
+    """Sharp samples."""
 
     filled = figure(5, "samples along an axis whose mean stands for a missing one", BY_HAND)
     sampled = figure(3000, "samples whose noise is looked at", COST)
@@ -239,7 +236,7 @@ class OfSharpness(
 
 
 class OfStripes(Figures, source=ON_PHOTOGRAPHS):
-    """Stripes: their offsets, how they are found, and lines of a spectrum that stand for them."""
+    """Stripes."""
 
     lags = figure(2, "rows are compared with the next two")
     width = figure(0.5, "of the weights, in robust standard deviations of the differences of two rows")
@@ -267,7 +264,7 @@ class OfStripes(Figures, source=ON_PHOTOGRAPHS):
 
 
 class OfHum(Figures, source=BY_HAND):
-    """Hum: how it is fitted and found."""
+    """Hum."""
 
     order = figure(16, "of the filter that predicts the recording, at most")
     rounds = figure(6, "of filter and fit in turn", "measured: figures do not change after four")
@@ -300,7 +297,7 @@ class OfHum(Figures, source=BY_HAND):
 
 
 class OfDrift(Figures, source=BY_HAND):
-    """The baseline under a recording."""
+    """Drift."""
 
     least_scale = figure(8.0, "samples: anything faster is no drift")
     cells = figure(64, "that a length of `scale` is cut into, at most: the drift is all but linear in each", COST)
@@ -309,7 +306,7 @@ class OfDrift(Figures, source=BY_HAND):
 
 
 class OfRecordings(Figures, source=BY_HAND):
-    """The spectrum of the noise of a recording, and robust fits."""
+    """Spectra of recordings."""
 
     false = figure(1e-3, "chance that a recording of white noise has a line or a spike")
     disagree = figure(2.0, "ratio of two estimates of the same noise from which on they disagree")
@@ -342,7 +339,7 @@ class OfRecordings(Figures, source=BY_HAND):
 
 
 class OfSpikes(Figures, source=BY_HAND):
-    """Spikes of recordings, and lines that are none."""
+    """Spikes."""
 
     beside = figure(5, "samples on each side of a run, over which a recording is a parabola, or more is seen")
     longest = figure(5, "samples of a spike")
@@ -358,7 +355,7 @@ class OfSpikes(Figures, source=BY_HAND):
 
 
 class OfDispersion(Figures, source=BY_HAND):
-    """Whether a recording holds counts."""
+    """Counts of recordings."""
 
     whole = figure(1e-3, "steps: so far samples are from multiples, beside what their precision rounds")
     most = figure(1e6, "counts: of more single precision has no steps", OF_ROUNDING)
@@ -377,7 +374,7 @@ class OfFiles(Figures, source=BY_HAND):
 class OfWindows(
     Figures, source="chosen on BSD68 and Kodak photographs and on PyWavelets' demo signals, Set12 not looked at"
 ):
-    """The strength of white noise in images and signals, by windows with little structure."""
+    """Estimate of sigma."""
 
     sides = figure(
         {1: (16, 8, 4, 2), 2: (8, 4, 2), 3: (4, 2)}, "of the windows; smaller ones where too few of the first fit"
@@ -407,7 +404,7 @@ class OfWindows(
 
 
 class OfTransfer(Figures, source=BY_HAND):
-    """Photon transfer: gain and read noise of a stack."""
+    """Photon transfer."""
 
     bins = figure(40, "of the mean, at most")
     least_bins = figure(4, "bins that make a line")
@@ -424,7 +421,7 @@ class OfTransfer(Figures, source=BY_HAND):
 
 
 class OfFlat(Figures, source=ON_FLAT_PARTS):
-    """Whether a part that is named is flat."""
+    """Flat parts."""
 
     block = figure(8, "samples along the side of a block, in the picture of half the size")
     step = figure(4, "samples from one block to the next")
@@ -454,7 +451,7 @@ class OfFlat(Figures, source=ON_FLAT_PARTS):
 
 
 class OfPlaces(Figures, source=BY_LAWS):
-    """White noise that differs from place to place."""
+    """Maps of noise."""
 
     parts = figure(9, "along each axis of a picture, in each of which noise is measured", BY_HAND)
     windows = figure(90, "along each axis of a picture", COST)
@@ -477,7 +474,7 @@ class OfPlaces(Figures, source=BY_LAWS):
 
 
 class OfStacks(Figures, source=BY_HAND):
-    """The verdict on volumes and clips."""
+    """Volumes and clips."""
 
     varying = figure(2.0, "ratio of variances from which on noise counts as following the light")
     flat = figure(0.05, "of the blocks: those with the least structure")
@@ -489,7 +486,7 @@ class OfStacks(Figures, source=BY_HAND):
 
 
 class OfVerdict(Figures, source=BY_HAND):
-    """What is looked at for a verdict."""
+    """The verdict."""
 
     least_range = figure(1e-100, "with smaller and larger ranges nothing but a strength is estimated", OF_FLOATS)
     slab = figure(8, "slices that are looked at together", COST)
@@ -500,7 +497,7 @@ class OfVerdict(Figures, source=BY_HAND):
 class OfBelief(
     Figures, source="chosen on BSD68 and Kodak photographs with simulated noise and on 1388 drawings; Set12 looked at"
 ):
-    """What is told of strong noise beside what was learned: bands are numbered from the highest frequencies down."""
+    """Strong noise beside what was learned: bands are numbered from the highest frequencies down."""
 
     strong = figure(0.025, "of the range: heavy tails in quiet parts do not speak against noise that is so strong")
     told = figure(2, "the band down to which the spectrum of strong noise is told from that of structure")
@@ -517,7 +514,7 @@ class OfBelief(
 
 
 class OfEnlarged(Figures, source=BY_HAND):
-    """Pictures enlarged by repeating their samples."""
+    """Enlarged pictures."""
 
     most = figure(1024, "samples along each axis that are looked at", COST)
     largest = figure(16, "samples along a side of a cell")
@@ -532,7 +529,7 @@ class OfEnlarged(Figures, source=BY_HAND):
 
 
 class OfMosaics(Figures, source=BY_HAND):
-    """Mosaics of colours: how they are found, and where their noise is measured."""
+    """Mosaics of colours."""
 
     block = figure(4, "samples of each place along a side of a block")
     ratio = figure(5.0, "of the variance between places to that within, from which on places differ")

@@ -1,8 +1,4 @@
-"""The names by which people and files ask for noise, each once: words of ``noise=``, and kinds of models.
-
-A model of the package is entered in `KINDS`, and in `WORDS` if it can be asked for without a number. The command
-starts with this module, which therefore loads nothing that is heavy.
-"""
+"""The names by which people and files ask for noise: words of ``noise=``, and kinds of models."""
 
 from __future__ import annotations
 
@@ -36,7 +32,7 @@ NO_NOISE: Final = "no noise"
 
 
 class Word(NamedTuple):
-    """What people read beside a word: in lists to choose from, and in the help of the command."""
+    """What people read beside a word."""
 
     label: str
     help: str
@@ -56,9 +52,7 @@ WORDS: Final = {
 
 
 def choose_noise(noise: Any, sigma: Any) -> tuple[Noise | str, Any]:
-    """Return a model of the noise, or 'white' or 'auto', and what a sigma that was given says of other noise.
-
-    'auto' is noise that is to be found out; with a sigma it is white.
+    """Return a model of the noise, or 'white' or 'auto', and what is left of a sigma; with a sigma 'auto' is 'white'.
 
     Raises
     ------
@@ -81,7 +75,7 @@ def choose_noise(noise: Any, sigma: Any) -> tuple[Noise | str, Any]:
 
 
 def model_class(kind: str) -> type[Noise]:
-    """Return the class of a kind: of the package, or of a program that has defined one."""
+    """Return the class of a kind."""
     if kind in KINDS:
         found: type[Noise] = getattr(import_module("nlflow.denoising.noise"), KINDS[kind])
         return found

@@ -14,9 +14,6 @@ from nlflow.errors import InputError, check_floats, check_generator, check_numbe
 def perturbation(shape: tuple[int, ...], *, rng: Any = None, dtype: Any = np.float64) -> NDArray[Any]:
     """Return independent random signs, +1 or -1: the probe of `sure`.
 
-    Among probes of variance 1, signs give the Monte-Carlo divergence the smallest variance: only the entries of the
-    Jacobian off its diagonal contribute (Hutchinson 1990, doi 10.1080/03610919008812866).
-
     Parameters
     ----------
     shape : tuple of int
@@ -29,6 +26,10 @@ def perturbation(shape: tuple[int, ...], *, rng: Any = None, dtype: Any = np.flo
     ------
     InputError
         For another dtype.
+
+    References
+    ----------
+    Hutchinson 1990 (doi 10.1080/03610919008812866).
     """
     if np.dtype(dtype) not in (np.float32, np.float64):
         raise InputError(f"dtype: got {np.dtype(dtype)}, expected float32 or float64")
@@ -51,19 +52,19 @@ def sure(
         E mean (f(y) - x)² = E mean[(f(y) - y)² - σ² + 2 σ² ∂f_i/∂y_i],
 
     with the divergence from one more evaluation of f, ∂f_i/∂y_i ≈ b_i (f(y + ε b) - f(y))_i / ε in the mean over
-    random signs b. It may be negative: it is unbiased, not bounded. Its standard deviation is O(σ² / √N).
+    random signs b. It may be negative.
 
     Parameters
     ----------
     noisy, estimate : array
         y and f(y), of the same shape.
     perturbed_estimate : array
-        f(y + epsilon * perturbation).
+        f(y + epsilon * perturbation), with the random numbers of f(y).
     perturbation : array
         Of `perturbation`.
     epsilon : float
-        > 0. Small against sigma, so that f is straight over it, but large against the rounding of f: a tenth of sigma
-        is a good choice in single precision.
+        > 0. Small against sigma, but large against the rounding of f: a tenth of sigma is a good choice in single
+        precision.
     sigma : float or array
         Standard deviation of the noise, >= 0; an array is broadcast to the shape of `noisy`.
 
@@ -74,7 +75,7 @@ def sure(
 
     Notes
     -----
-    Cost O(N), besides the second evaluation of f, whose random numbers must be those of the first.
+    Cost O(N), besides the evaluations of f.
 
     References
     ----------
@@ -90,7 +91,7 @@ def sure(
 
 
 def discrepancy(noisy: NDArray[Any], estimate: NDArray[Any], sigma: float | NDArray[Any]) -> float:
-    """Return the root mean square of (noisy - estimate) / sigma: 1 when as much was removed as there was noise.
+    """Return the root mean square of (noisy - estimate) / sigma.
 
     Parameters
     ----------

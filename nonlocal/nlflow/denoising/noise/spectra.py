@@ -1,9 +1,4 @@
-"""Spectra of noise on a fixed grid of frequencies, and noise of low frequencies met on coarser images first.
-
-A spectrum has the shape (C, h, w) and the order of `numpy.fft`; its mean over the frequencies is the variance of the
-noise of a sample. Coarse to fine as in Lebrun, Colom and Morel, IPOL 2015 (doi 10.5201/ipol.2015.125); the gradual
-recomposition follows Facciolo, Pierazzo and Morel 2017 (doi 10.1137/17M1111826).
-"""
+"""Spectra of noise on a fixed grid of frequencies, and noise of low frequencies met on coarser images first."""
 
 from __future__ import annotations
 
@@ -47,7 +42,7 @@ def _axis_on_grid(spectrum: Spectrum, axis: int) -> Spectrum:
 
 
 def coarser(spectrum: Spectrum) -> Spectrum:
-    """Return the spectrum of the noise in an image of half the size (`pyramid.down`): its lower half of frequencies."""
+    """Return the spectrum (C, h, w) of the noise in an image of half the size: its lower half of frequencies."""
     for axis in (1, 2):
         size = spectrum.shape[axis]
         if size > 1:
@@ -59,7 +54,7 @@ def coarser(spectrum: Spectrum) -> Spectrum:
 
 
 def taken_over(size: int) -> NDArray[np.float64]:
-    """Return for the frequencies of a fine image which share comes from the coarse one: 1 at the lowest, 0 from 1/2."""
+    """Return for the frequencies of a fine image which share comes from the coarse one."""
     share = 4 * np.abs(np.fft.fftfreq(size))  # of the highest frequency of the coarse image
     return np.asarray(fade(share) if size > 1 else np.ones(1))
 
@@ -70,17 +65,13 @@ def fade(share: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def remaining(spectrum: Spectrum) -> Spectrum:
-    """Return the spectrum of what is left of the noise when low frequencies come from a coarser image."""
+    """Return the spectrum (C, h, w) of what is left of the noise when low frequencies come from a coarser image."""
     gain = taken_over(spectrum.shape[1])[:, None] * taken_over(spectrum.shape[2])
     return np.asarray(spectrum * ((1 - gain) ** 2 + OfSpectra.left * gain**2))
 
 
 def levels_for(spectrum: Spectrum, most: int) -> int:
-    """Return how many coarser images it takes until noise is no longer stronger at low frequencies than at high ones.
-
-    One more for each time that the lower half of the frequencies along each axis holds more than 0.65 of the power, of
-    signals 0.81 (white noise has a quarter of it there, and a half).
-    """
+    """Return how many coarser images it takes until noise is not stronger at low frequencies than at high ones."""
     total, count = spectrum.sum(axis=0, keepdims=True), 0
     while count < most:
         half = coarser(total)
@@ -100,9 +91,9 @@ def correlation(spectrum: Spectrum) -> Spectrum:
 
 
 def autocorrelation(planes: Sequence[Array]) -> tuple[Array, Array, Array]:
-    """Return sums of products of samples of planes (H, W) with those farther on, and by how many rows and columns.
+    """Return sums of products of samples of planes (H, W) with those farther on, by how many rows and columns.
 
-    O(N log N). The samples beyond the edges count as 0.
+    Samples beyond the edges count as 0.
     """
     from scipy.fft import irfft2, next_fast_len, rfft2
 
@@ -180,7 +171,7 @@ def coarse_to_fine(
     ----------
     f : array of shape (..., C)
     spectrum : array of shape (C, h, w)
-        Of its noise, see `nlflow.denoising.noise.spectra`.
+        Of its noise, in the order of `numpy.fft`; the mean over the frequencies is the variance of a sample.
     strength : array of shape (..., C) or (..., 1)
         Variance of the noise relative to its mean.
     levels : int
@@ -190,6 +181,11 @@ def coarse_to_fine(
         level (0 for the image itself).
     level : pair of int, optional
         That of f, where f is one of the coarser images, and the last one.
+
+    References
+    ----------
+    Lebrun, Colom and Morel 2015 (doi 10.5201/ipol.2015.125); gradual recomposition: Facciolo, Pierazzo and Morel 2017
+    (doi 10.1137/17M1111826).
     """
     now, last = (0, levels_within(f.shape, levels)) if level is None else level
     if now < last:

@@ -18,26 +18,10 @@ Values = NDArray[np.float64]
 
 
 def find_whole_counts(samples: Array, missing: NDArray[np.bool_] | None = None) -> Poisson | None:
-    """Find counts of photons or events that came as whole numbers: multiples of a step above an offset.
+    """Find counts in samples (H, W, C) that came as whole numbers: multiples of a step above an offset.
 
-    The variance of quiet blocks is the step times their mean, and so is the third cumulant in steps. Where there are so
-    many counts that they are hardly skewed, and as many all over, they are left to Gaussian noise.
-
-    Parameters
-    ----------
-    samples : array of shape (H, W, C)
-        Finite; of anything but an image nothing is found.
-    missing : bool array of shape (H, W), optional
-        Samples that are missing; their values do not matter.
-
-    Returns
-    -------
-    Poisson or None
-
-    Notes
-    -----
-    Blocks are sorted by the mean of their neighbours, and chosen by how alike opposite neighbours are, so that moments
-    have no bias. Of large images bands of rows are measured. Cost O(N).
+    The variance of quiet blocks is the step times their mean, and the third cumulant in steps is the same. Blocks are
+    chosen by their neighbours, so that moments have no bias.
     """
     found = _lattice(samples if missing is None else samples[~missing]) if samples.ndim == 3 else None
     levels = None if found is None else _Levels.of(samples, missing)
@@ -45,11 +29,10 @@ def find_whole_counts(samples: Array, missing: NDArray[np.bool_] | None = None) 
 
 
 def find_counts(samples: Array, missing: NDArray[np.bool_] | None = None) -> Poisson | None:
-    """Find counts, whole ones or such as a detector amplified and added noise to; see `find_whole_counts`.
+    """Find whole counts in samples (H, W, C), or such as a detector amplified and added noise to.
 
-    The variance of amplified counts grows along a line, and their noise is skewed as a sum of pulses is: the third
-    cumulant is on a line over the variance, of the slope that counts, or a register of random gain, give it (Robbins
-    and Hadwen 2003, doi 10.1109/TED.2003.813462).
+    The variance of amplified counts grows along a line, and their third cumulant along one over the variance: that of
+    counts, or of a register of random gain (Robbins and Hadwen 2003, doi 10.1109/TED.2003.813462).
     """
     found = find_whole_counts(samples, missing)
     levels = None if found is not None or samples.ndim != 3 else _Levels.of(samples, missing)

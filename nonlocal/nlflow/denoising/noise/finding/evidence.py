@@ -1,9 +1,4 @@
-"""What windows of a picture show of its noise: powers of cosine frequencies in their quietest blocks, and figures.
-
-At most 256 windows of 32 x 32 samples are looked at: blocks of 8 in them tell high frequencies, of 16 middle ones, of
-32 low ones. Blocks are chosen by some of their coefficients and measured by the others (after Colom et al., ICIP 2014,
-doi 10.1109/ICIP.2014.7025865). How much of what is measured is noise `learned` says.
-"""
+"""What at most 256 windows of 32 x 32 samples of a picture show of its noise."""
 
 from __future__ import annotations
 
@@ -50,6 +45,9 @@ _UNKNOWN: Final = 100.0  # of the spread: too few blocks to tell
 class Evidence:
     """What windows of a picture show.
 
+    Blocks are chosen by some of their coefficients and measured by the others (after Colom et al., ICIP 2014,
+    doi 10.1109/ICIP.2014.7025865).
+
     Attributes
     ----------
     features : array of shape (F,)
@@ -61,12 +59,11 @@ class Evidence:
     intensities, strengths : array of shape (K,)
         Mean intensity of each class, and the relative variance of its quietest blocks.
     reference : float
-        Standard deviation of the highest frequencies in the quietest blocks, by which features are told.
+        Standard deviation of the highest frequencies in the quietest blocks: the unit of features.
     grey : bool
         Whether three channels hold one grey picture, so that features are those of the luminance.
     tails : float
-        By how many standard errors the fourth moment of the coefficients within the quietest blocks is not that of
-        Gaussian noise, however strong it is at each place: above for edges, below for strokes.
+        By how many standard errors the fourth moment within the quietest blocks is above that of Gaussian noise.
     span : float
         Range of the samples in the windows.
     """
@@ -88,7 +85,7 @@ def planes_of(channels: int) -> Array:
 
 
 def places(shape: tuple[int, int]) -> list[tuple[int, int]]:
-    """Return the corners of the windows: all over the picture, at most `MOST`."""
+    """Return the corners of the windows."""
     rows, columns = (n - SIDE + 1 for n in shape)
     down = min(max(round(math.sqrt(MOST * rows / columns)), 1), rows, MOST)
     along = min(max(MOST // down, 1), columns)
@@ -106,7 +103,7 @@ def windows(samples: Array, corners: list[tuple[int, int]]) -> Array:
 
 
 def blocks_of(planes: Array, size: int) -> Array:
-    """Return the blocks (M, n, n) that windows (N, 32, 32) consist of."""
+    """Return the blocks (M, n, n) of windows (N, 32, 32)."""
     count = SIDE // size
     cut = planes.reshape(-1, count, size, count, size).swapaxes(2, 3)
     return cut.reshape(-1, size, size)
@@ -153,7 +150,7 @@ def looked_at(size: int) -> NDArray[np.bool_]:
 
 
 def look_at_all(rest: Array) -> Evidence:
-    """Return what windows of planes (H, W, P) show that hold nothing but noise; all of it is noise then."""
+    """Return what windows of planes (H, W, P) show that hold nothing but noise."""
     planes = windows(rest, places(rest.shape[:2])).astype(np.float32)
     tables = [mean_table(planes, size) for size in SIZES]
     nothing = np.zeros(0)
@@ -173,10 +170,7 @@ def in_bands(tables: list[Array]) -> Array:
 
 
 def is_flat(found: Evidence, shape: tuple[int, int]) -> bool:
-    """Tell whether the powers of a part of a shape are alike at all frequencies, but for chance.
-
-    That of a band of n independent coefficients has a relative error of sqrt(2 / n).
-    """
+    """Tell whether powers are alike at all frequencies, but for chance."""
     counts = [max(shape[0] * shape[1] / size**2, 1.0) * in_band(b).sum() for b, (size, _, _) in enumerate(BANDS)]
     errors = np.sqrt(2 / (np.array(counts) * len(found.powers)))
     mean = found.powers.mean(axis=0)

@@ -1,4 +1,4 @@
-"""Finders of noise that can be undone without a flow, or made even: each says what it found, or None."""
+"""Finders of noise that can be undone without a flow, or made even."""
 
 from __future__ import annotations
 
@@ -42,8 +42,7 @@ def find_impulses(samples: Array, missing: NDArray[np.bool_] | None = None) -> I
     """Find salt and pepper (or one of the two) without knowing the clean picture.
 
     A value counts where its neighbours are far from it. Impulses are in all parts of the picture, they have
-    hardly any neighbours of their value, and values between them and their neighbours are rare. The density is the
-    median over the parts of the picture.
+    hardly any neighbours of their value, and values between them and their neighbours are rare.
 
     Parameters
     ----------
@@ -55,7 +54,7 @@ def find_impulses(samples: Array, missing: NDArray[np.bool_] | None = None) -> I
     Returns
     -------
     Impulses or None
-        None where there are no impulses: twelve of a value are needed.
+        None where fewer than twelve of a value are found.
 
     Notes
     -----
@@ -218,8 +217,8 @@ def _even(visible: list[NDArray[np.bool_]], hits: list[NDArray[np.bool_]], count
 def find_hot_pixels(samples: Array, missing: NDArray[np.bool_] | None = None) -> HotPixels | None:
     """Find hot pixels of a clip or volume: those that are the same in all frames, or else single samples.
 
-    In an image what is sharper than its optics allow: hot and dead pixels, and tracks of cosmic rays. Where lines and
-    points of the picture are as sharp, such as letters, those alone that are strewn over all of it.
+    In an image it finds what is sharper than its optics allow: hot and dead pixels, and tracks of cosmic rays. Where
+    lines and points of the picture are as sharp, such as letters, only what is strewn over all of it counts.
 
     Parameters
     ----------
@@ -231,7 +230,6 @@ def find_hot_pixels(samples: Array, missing: NDArray[np.bool_] | None = None) ->
     Returns
     -------
     HotPixels or None
-        None where there are none: five are needed in a soft picture, eight in a sharp one, and 20 in a million.
     """
     absent = np.zeros(samples.shape[:-1], bool) if missing is None else missing
     if samples.ndim < 3 or (samples.ndim == 3 and not _suspected(samples, absent)):
@@ -261,8 +259,7 @@ def find_stripes(samples: Array, missing: NDArray[np.bool_] | None = None) -> St
     """Find stripes without knowing the clean picture.
 
     Robust differences of neighbouring rows are those of stripes where the parts of the rows agree on them, and where
-    they are differences of white offsets: each is followed by one of opposite sign (correlation -1/2), those farther
-    apart have nothing to do with each other, and small and large ones are there as in a Gaussian law.
+    they are differences of white Gaussian offsets.
 
     Parameters
     ----------
@@ -309,8 +306,7 @@ def find_stripes(samples: Array, missing: NDArray[np.bool_] | None = None) -> St
 def are_drawn(samples: Array, rest: Array, missing: NDArray[np.bool_] | None, axis: int) -> bool:
     """Tell whether offsets of lines, without which samples (H, W, C) are `rest`, are those of a drawing.
 
-    Those of an instrument lie on a picture that is more than rows and columns, as tables and barcodes are, and have a
-    Gaussian law: those of gratings and waves lie between two ends, which gives them a small kurtosis.
+    Those of an instrument are Gaussian, and lie on a picture that is more than rows and columns.
     """
     hidden = np.zeros(samples.shape, bool) if missing is None else np.broadcast_to(missing[..., None], samples.shape)
     picture = np.ma.array(rest, mask=hidden, dtype=np.float64)
@@ -364,16 +360,15 @@ def find_rician(samples: Array, missing: NDArray[np.bool_] | None = None) -> Ric
     Parameters
     ----------
     samples : array of shape (..., C)
-        Finite; one to three axes besides that of the channels. Negative values are no magnitudes.
+        Finite; one to three axes besides that of the channels.
     missing : bool array of shape (...), optional
         Samples that are missing; their values do not matter.
 
     Returns
     -------
     Rician or None
-        None where no background is seen that holds nothing but noise, and where its law is another one, such as that of
-        an offset with Gaussian noise. A background is seen where the local means (17 x 17 in pictures) of 0.5 % of the
-        samples are near that of noise, and the darkest hundredth of the windows lies in it.
+        None where a sample is negative, where no background of nothing but noise is seen, and where its law is another
+        one.
     """
     from scipy.special import ndtr
 

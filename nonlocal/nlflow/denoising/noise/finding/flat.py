@@ -54,16 +54,12 @@ def checked_part(samples: Array, flat: Any) -> tuple[slice, slice]:
 
 
 def noise_of_part(samples: Array, part: tuple[slice, slice], missing: NDArray[np.bool_] | None = None) -> NoiseEstimate:
-    """Return the noise of samples (H, W, C) as a part of them shows it that holds nothing but noise. O(N).
-
-    What is white has a strength for each channel; other noise has the spectrum that was found. What is uneven, as
-    compressed noise and texture are, is medium sure.
+    """Return the noise of samples (H, W, C) as a part of them shows it that holds nothing but noise.
 
     Raises
     ------
     InputError
-        For a part that is too small or not flat: its samples lie at an end of their range, some of its blocks have much
-        more power than others, samples far apart are alike, or its level varies by more than the noise.
+        For a part that is too small or not flat.
     """
     own = samples[part].astype(np.float64)
     place = f"flat: rows {part[0].start}:{part[0].stop}, columns {part[1].start}:{part[1].stop}"

@@ -20,10 +20,7 @@ Array = NDArray[Any]
 
 
 def hum_of_mains(samples: Array, missing: NDArray[np.bool_] | None) -> tuple[Noise | None, str]:
-    """Return the strongest hum of all channels; mains have one frequency, and each channel an amplitude of its own.
-
-    Other lines are not taken for hum where nobody asks.
-    """
+    """Return the strongest hum of mains among all channels."""
     each = [find_hum(channel, missing) for channel in samples.T]
     found = [
         hum for hum in each
@@ -48,6 +45,8 @@ def _are_multiples(lines: Sequence[float], base: float, size: int) -> list[bool]
 def find_hum(samples: Any, missing: NDArray[np.bool_] | None = None, *, rate: float | None = None) -> Hum | None:
     """Find mains hum and its harmonics in a recording; None where there is none, or where it may be the signal.
 
+    A weak steady tone that accompanies a richer signal is taken for hum: give `rate` where such tones matter.
+
     Parameters
     ----------
     samples : array_like of shape (N,)
@@ -70,23 +69,12 @@ def find_hum(samples: Any, missing: NDArray[np.bool_] | None = None, *, rate: fl
 
     Notes
     -----
-    A steady sinusoid may be what was to be recorded, so that a line counts as hum only if all of this is true.
-
-    - It is as narrow as the recording allows, and has 4 cycles in an eighth of it at least.
-    - Its amplitude and phase are the same in each of 8 parts, by an F test of their mean against their spread.
-    - It is there in most windows of two cycles, and not in beats alone.
-    - All lines lie on multiples of one frequency, and there is no slower line: a signal of tones keeps them all. Lines
-      of mains may have weaker ones beside them, if these are not all of the signal.
-    - The rest is a signal: beyond white noise it has structure from an eighth of the lowest frequency on, of four
-      times the energy of the hum at least (a hundredth, where the line is mains).
-
-    A weak steady tone that accompanies a richer signal meets all of them: give `rate`, or do not ask, where such tones
-    matter. Cost O(N log N). Deterministic.
+    A line counts as hum where it is narrow and has the same amplitude and phase all over the recording, by an F test;
+    where all lines are multiples of one frequency; and where the rest holds a stronger signal. O(N log N).
 
     References
     ----------
-    An F test of lines on independent estimates of their amplitude: Thomson 1982 (doi 10.1109/PROC.1982.12433), there
-    from tapers, here from parts of the recording.
+    Thomson 1982 (doi 10.1109/PROC.1982.12433), there with tapers, here with parts of the recording.
     """
     values, present = channel_of(samples, missing)
     if rate is not None:

@@ -1,8 +1,4 @@
-"""How much of what quiet blocks show is noise, as a small network learned it from pictures with known noise.
-
-The network reads the figures of `evidence`, and says what `Belief` holds. `benchmarks.learn_noise` draws the pictures,
-fits it and writes its weights.
-"""
+"""How much of what quiet blocks show is noise, as a small network learned it from pictures with known noise."""
 
 from __future__ import annotations
 
@@ -35,8 +31,7 @@ class Belief:
     light : float
         How far the noise follows the light as quiet blocks say: from 0, not at all, to 1.
     limits : array of shape (3,)
-        Quantiles `LIMITS` of the strength of all noise, in units of the reference: the measured strength of high
-        frequencies.
+        Quantiles `LIMITS` of the strength of all noise, in units of `Evidence.reference`.
     confidence : {'high', 'medium', 'low'}
         By how narrow the limits are.
     """

@@ -1,7 +1,4 @@
-"""Mosaics of colours, as a sensor under a filter of colours records them: found, and their noise between like samples.
-
-Samples of the same place in the pattern make a picture of their own, in which the noise is measured.
-"""
+"""Mosaics of colours, as a sensor under a filter of colours records them."""
 
 from __future__ import annotations
 
@@ -21,7 +18,7 @@ _PERIODS: Final = {2: 2, 3: 6}  # at which the pattern shows, and at which colou
 
 
 def find_mosaic(samples: Array, missing: NDArray[np.bool_] | None = None) -> Noise | None:
-    """Return the noise of an image (H, W, 1) that is a mosaic of colours; None where it is none. O(N)."""
+    """Return the noise of an image (H, W, 1) that is a mosaic of colours; None where it is none."""
     if samples.ndim != 3 or samples.shape[-1] != 1 or missing is not None:
         return None
     plane = samples[..., 0].astype(np.float64)

@@ -20,24 +20,26 @@ from nlflow.denoising.noise.models.recordings import channel_of
 def spectrum_of_signal(samples: Any, missing: NDArray[np.bool_] | None = None) -> tuple[Floats, float] | None:
     """Estimate the power spectrum of stationary Gaussian noise in a recording; None where white noise fits.
 
+    A steady part of the signal with a broad spectrum counts as noise. Noise as steep as 1 / f and steeper is often
+    taken for structure.
+
     Parameters
     ----------
     samples : array_like of shape (N,)
         One recording.
     missing : bool array of shape (N,), optional
-        True where a sample is missing; windows that touch one are left out, and those where noise was cut off.
+        True where a sample is missing; its value does not matter.
 
     Returns
     -------
     power : array of shape (n,)
-        On the grid of a discrete Fourier transform, at frequencies k / n cycles a sample, symmetric; its mean is the
-        variance of the noise, in squared units of the input. n is 32, or 64 for long recordings.
+        At frequencies k / n cycles a sample, in the order of `numpy.fft.fft`; its mean is the variance of the noise, in
+        squared units of the input. n is 32, or 64 for long recordings.
     sure : float
-        From 1/2 to 1: of the variance at frequencies that were measured, the share that is distributed as noise and was
-        not bridged where a tone stands out. Nothing of it tells how well low frequencies are continued.
+        From 1/2 to 1: the share of the measured variance that is distributed as noise.
 
     Or None: where the spectrum is flat within its error, for fewer than 256 samples, where nothing can be measured, and
-    where the share would be less than 1/2: that is the signal.
+    where `sure` would be less than 1/2.
 
     Raises
     ------
@@ -46,22 +48,14 @@ def spectrum_of_signal(samples: Any, missing: NDArray[np.bool_] | None = None) -
 
     Notes
     -----
-    Tapered windows are transformed. For each frequency they are sorted by their energy at the others, each relative to
-    the noise there; in Gaussian noise these are independent of the frequency itself. The median of its square over the
-    first eighth of the windows gives the noise, then over twice as many, and so on while that does not raise it beyond
-    its own error (the rule of Lepski 1991, doi 10.1137/1135065).
-
-    Below two steps (1/16 of a cycle a sample, 1/32 in long recordings) structure is not told from noise, and the
-    spectrum is continued as a power of the frequency. A hump of less than half of the frequencies, also one at an end
-    of the spectrum, is taken for the signal. So noise as steep as 1 / f and steeper is often not told from structure.
-    Neighbouring frequencies are averaged.
-
-    What is steady over the whole recording and has a broad spectrum counts as noise. Cost O(N). Deterministic.
+    For each frequency tapered windows are sorted by their energy at the others. The median of its square over the first
+    eighth of them gives the noise, then over twice as many, and so on while that does not raise it beyond its own error
+    (the rule of Lepski 1991, doi 10.1137/1135065). The spectrum is continued as a power of the frequency below 1/16 of a
+    cycle a sample, 1/32 in long recordings; a hump of less than half of the frequencies is taken for the signal. O(N).
 
     References
     ----------
-    Windows with least structure: see `nlflow.estimate_sigma`. Medians of periodograms: Welch 1967
-    (doi 10.1109/TAU.1967.1161901) with medians in place of means.
+    Medians of periodograms: Welch 1967 (doi 10.1109/TAU.1967.1161901) with medians in place of means.
     """
     found = look_at_spectrum(samples, missing)
     return None if found is None or not found.is_told else (found.power, found.sure)
@@ -80,11 +74,9 @@ class Spectrum:
     is_white : bool
         Whether it is flat within its error.
     white : float
-        Standard deviation of the white noise: by the level of a flat spectrum; otherwise by the lowest frequency, and
-        its error, for white noise has as much at all of them.
+        Standard deviation of the white noise: by the level of a flat spectrum; otherwise by the lowest frequency.
     fast : array of shape (n,)
-        The power without what is beyond that beside it below an eighth of a cycle a sample, as slow structure is, or
-        noise that is as slow.
+        The power without what stands out below an eighth of a cycle a sample.
     """
 
     power: Floats

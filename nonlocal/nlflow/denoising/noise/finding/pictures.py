@@ -39,8 +39,7 @@ def noise_of_picture(
 ) -> NoiseEstimate | None:
     """Return the verdict on samples (H, W, C) of at least 32 along both axes; None where windows tell nothing.
 
-    `white` tells the strength of their highest frequencies, one number or one a channel: where noise is white, it is
-    that, and is asked for.
+    `white` returns the strength of white noise, one number or one a channel.
     """
     found = look(samples, missing)
     if found is None:
@@ -84,9 +83,7 @@ def noise_of_picture(
 class Continued:
     """The spectrum of strong noise in grey, which goes on to low frequencies as it does above them.
 
-    What is measured is an upper bound there, and what was learned a lower one. Between them lies the spectrum as higher
-    bands continue it. Where next to nothing is known of the strength, and what is measured falls faster than structure
-    does, a filter made the noise: what is measured down to there is noise, and goes on.
+    There what is measured is an upper bound, and what was learned a lower one.
 
     Attributes
     ----------
@@ -137,10 +134,9 @@ def acts(clean: float) -> bool:
 
 
 def revised(odds: dict[str, float], tails: float) -> dict[str, float]:
-    """Return the probabilities of kinds with what the law of the quietest blocks says, so many standard errors off.
+    """Return the probabilities of kinds, given how many standard errors the quietest blocks are off the law of noise.
 
-    A picture is more likely to be clean where that is not the law of noise: ten times so, and by the square of many
-    standard errors up to a hundred times. Not more, as JPEG changes that law too.
+    A clean picture is more likely then, but at most a hundred times, as JPEG changes that law too.
     """
     factor = float(np.clip((tails / _ERRORS) ** 2, *_UNLIKE)) if abs(tails) > _ERRORS else 1.0
     weighed = odds | {"clean": factor * odds["clean"]}

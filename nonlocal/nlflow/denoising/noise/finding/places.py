@@ -19,24 +19,10 @@ Floats = NDArray[np.float64]
 
 
 def find_places(samples: Array, missing: NDArray[np.bool_] | None = None) -> GaussianNoise | None:
-    """Find white noise whose strength differs over a picture, or between slices, beyond what the intensity says.
+    """Find white noise in samples (H, W, C) or (D, H, W, C) whose strength differs from place to place.
 
-    In each part of the picture the flattest windows say how strong noise is, and whether it is white. A smooth surface
-    (a polynomial of the place) has to meet all parts within their errors, far better than one strength does, and
-    better than a strength that follows the intensity. Slices need no surface, but each must be white.
-
-    Parameters
-    ----------
-    samples : array of shape (H, W, C) or (D, H, W, C)
-    missing : bool array of shape (...), optional
-
-    Returns
-    -------
-    GaussianNoise or None
-
-    Notes
-    -----
-    Cost O(N).
+    A smooth surface has to meet the strengths of all parts of a picture, far better than one strength does, and than a
+    strength that follows the intensity.
     """
     if samples.ndim < 3 or min(samples.shape[-3:-1]) < OfPlaces.parts * OfPlaces.side:
         return None

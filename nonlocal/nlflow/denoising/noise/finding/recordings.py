@@ -28,11 +28,7 @@ Array = NDArray[Any]
 
 
 def examine_recording(samples: Array, missing: NDArray[np.bool_] | None = None) -> NoiseEstimate:
-    """Return the verdict on finite samples (N, C) of a recording whose channels vary.
-
-    Counts are looked for first, then impulses, speckle, hum of mains and spikes, and then the spectrum of the rest, of
-    each channel by itself. A slow drift stays.
-    """
+    """Return the verdict on finite samples (N, C) of a recording whose channels vary."""
     parts: list[Noise] = []
     reasons: list[str] = []
     rest = Reduction(samples, missing=missing)

@@ -81,10 +81,7 @@ def _while_consistent(windows: Windows, order: NDArray[np.intp], share: float) -
 
 
 def sigma_of_volume(volume: NDArray[np.floating], absent: NDArray[np.bool_]) -> float:
-    """Return the standard deviation of white noise in one channel (D, H, W) of finite samples.
-
-    The rule of `estimate_sigma` on blocks of 4×4×4.
-    """
+    """Return sigma for one channel (D, H, W) of finite samples."""
     unit, span = in_unit(volume, absent)
     if span == 0:
         return 0.0
@@ -110,10 +107,9 @@ def in_unit(volume: NDArray[np.floating], absent: NDArray[np.bool_]) -> tuple[ND
 def blocks_of(
     unit: NDArray[np.float64], absent: NDArray[np.bool_], side: int = OfWindows.sides[3][0], *, every: bool = False
 ) -> Windows:
-    """Put overlapping blocks of side³ (fewer along an axis that has no more) through the orthonormal cosine transform.
+    """Put overlapping blocks of side³ (fewer along a shorter axis) through the orthonormal cosine transform.
 
-    Blocks that touch an absent sample are left out; of large volumes those on a lattice are taken. `every`: all
-    coefficients are given in place of those at high frequencies.
+    `every`: all coefficients are given in place of those at high frequencies.
     """
     from scipy.fft import dct
 
@@ -142,14 +138,10 @@ def blocks_of(
 @checked_call
 @underflowing
 def estimate_sigma(image: Any, *, channel_axis: int | None = None, axes: str | None = None) -> float:
-    """Estimate the standard deviation of white Gaussian noise, in the units of the input.
+    """Estimate the standard deviation of white Gaussian noise, in the units of the input; the mean over channels.
 
-    The high frequencies of those small windows whose low frequencies hold the least structure: in white noise the two
-    are independent, so that choosing windows by the one does not bias the other. The mean over channels.
-
-    For white noise alone. In photographs of a camera, whose demosaicking and JPEG cut off high frequencies, this is far
-    too small: `estimate_noise` finds that noise out, or measures it in a flat part (``flat=``), and `denoise` without
-    `sigma` does the first.
+    For white noise only: in photographs of a camera, whose demosaicking and JPEG cut off high frequencies, it is far too
+    small (use `estimate_noise`). Texture that fills the image counts as noise.
 
     Parameters
     ----------
@@ -174,12 +166,7 @@ def estimate_sigma(image: Any, *, channel_axis: int | None = None, axes: str | N
     Windows of 8×8 samples (16 in 1-D, 4×4×4 in 3-D; smaller where few fit) are put through the cosine transform and
     sorted by the energy below a limiting frequency. Sigma² is the median of the squared coefficients above it, over
     0.4549, from the first 1 % of the windows (1-D: half), then twice as many, and so on while that does not raise it
-    beyond its own uncertainty (the rule of Lepski 1991, doi 10.1137/1135065). Windows at an end of the range that was
-    clipped to are left out, and so are areas that are constant to the last bit where the rest has noise.
-
-    Texture that fills the image counts as noise. Noise of varying strength gives that of the smoother parts.
-
-    Cost O(N); of large input windows on a lattice are looked at. Deterministic.
+    beyond its own uncertainty (the rule of Lepski 1991, doi 10.1137/1135065). O(N).
 
     References
     ----------
@@ -192,14 +179,14 @@ def estimate_sigma(image: Any, *, channel_axis: int | None = None, axes: str | N
 
 
 def estimate_sigmas(signal: NDArray[Any], missing: NDArray[np.bool_] | None = None) -> NDArray[np.float64]:
-    """Return the estimate for each channel of finite samples.
+    """Return the estimate of `estimate_sigma` for each channel of finite samples.
 
     Parameters
     ----------
     signal : array of shape (..., C)
         One to three axes besides that of the channels; the values of missing samples do not matter, be they NaN.
     missing : bool array of shape (...), optional
-        True where a sample is missing; windows that touch one are left out.
+        True where a sample is missing.
 
     Returns
     -------
@@ -220,9 +207,9 @@ def estimate_sigmas(signal: NDArray[Any], missing: NDArray[np.bool_] | None = No
 
 
 def sigmas_at_half(samples: NDArray[Any], missing: NDArray[np.bool_] | None = None) -> NDArray[np.float64]:
-    """Return the strengths (C,) that white noise would have for what means over 2, 2 x 2 or 2 x 2 x 2 samples show.
+    """Return the strengths (C,) that white noise would have by means over 2, 2 x 2 or 2 x 2 x 2 samples.
 
-    Samples as `estimate_sigmas` takes them; infinite where fewer than two means lie along an axis.
+    Infinite where fewer than two means lie along an axis.
     """
     whole = tuple(slice(0, n - n % 2) for n in samples.shape[:-1])
     shape = tuple(length for n in samples.shape[:-1] for length in (n // 2, 2))
@@ -235,10 +222,7 @@ def sigmas_at_half(samples: NDArray[Any], missing: NDArray[np.bool_] | None = No
 
 
 def channel_levels(sigmas: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the noise of channels from their estimates (C,): their mean for all where they are alike, or each its own.
-
-    They are alike where the largest is at most `OfWindows.apart` times the smallest.
-    """
+    """Return the noise of channels from their estimates (C,): the mean where they are alike, or each its own."""
     alike = float(sigmas.max()) <= OfWindows.apart * float(sigmas.min())
     return np.full_like(sigmas, sigmas.mean()) if alike else sigmas
 
@@ -270,7 +254,7 @@ def _estimate(plane: NDArray[Any], absent: NDArray[np.bool_], dimension: int) ->
 
 
 def constant_areas(scaled: NDArray[np.float64], dimension: int) -> NDArray[np.bool_]:
-    """Return where areas are constant to the last bit."""
+    """Return where areas are constant."""
     if not (np.diff(scaled, axis=-1) == 0).any():
         return np.zeros(scaled.shape, bool)
     side = OfWindows.filled[dimension]
@@ -470,10 +454,7 @@ def windows_of_part(
 def sigma_of_parts(
     parts: list[PartWindows], whole: tuple[int, ...], limits: tuple[float, float], side: int
 ) -> float | None:
-    """Return the estimate for a channel from all its parts; None where smaller windows should be tried.
-
-    It is that of `estimate_sigmas` but for rounding, as the products of matrices are others.
-    """
+    """Return the estimate for a channel from all its parts; None where smaller windows should be tried."""
     dimension = len(_axes(whole))
     rows = _as_rows(whole, whole, 1)
     steps = _steps(rows, dimension)

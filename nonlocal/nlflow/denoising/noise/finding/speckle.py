@@ -22,10 +22,9 @@ Floats = NDArray[np.float64]
 def find_speckle(samples: Array, missing: NDArray[np.bool_] | None = None) -> Speckle | LogSpeckle | None:
     """Find speckle, and its looks, without knowing the clean picture.
 
-    In logarithms speckle is additive, as strong everywhere, and of the law of the logarithm of a gamma variable: its
-    spread says how many looks there are, and its skewness must be that of as many. Decibels are told in the same way.
-    Of many looks that law is nearly Gaussian. Then flat windows must be as noisy at all intensities, which differ
-    enough, and their noise white.
+    The logarithm of speckle has one spread everywhere, which says how many looks there are, and the skewness of the
+    logarithm of a gamma variable of as many. Of many looks that law is nearly Gaussian; then flat windows must be as
+    noisy at all intensities, and their noise white.
 
     Parameters
     ----------
@@ -191,10 +190,7 @@ def _planes(size: tuple[int, int]) -> Floats:
 
 
 def windows_of(samples: Array, absent: NDArray[np.bool_], ends: tuple[float, float], *, double: bool = False) -> Floats:
-    """Return windows (n, a, b) of all channels and slices, none of which is missing, and hardly any at an end.
-
-    Of twice the side where that is asked for.
-    """
+    """Return windows (n, a, b) of all channels and slices, none of which is missing, and hardly any at an end."""
     shape = [n for n in absent.shape if n > 1] or [1]
     rows, columns = (1, shape[0]) if len(shape) == 1 else shape[-2:]
     side = OfSpeckle.side[1 if rows == 1 else 2] * (1 + double)

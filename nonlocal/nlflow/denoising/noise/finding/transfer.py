@@ -32,7 +32,7 @@ class PhotonTransfer:
     gain, gain_error : float
         Units of the input for each count, and its standard error.
     intercept, intercept_error : float
-        Variance where the mean is 0, sigma² - gain offset: what the stack tells of read noise and offset.
+        Variance where the mean is 0, sigma² - gain offset, and its standard error.
     sigma, sigma_error : float
         Read noise for the offset of the model; the error is infinite for a sigma of 0.
     offset_known : bool
@@ -76,7 +76,7 @@ def photon_transfer(
         Volume or clip of three axes, of one channel.
     offset : float, optional
         Value of the input for no light, such as the mean of a dark frame. Mean and variance alone do not tell it from
-        the read noise.
+        the read noise: without it one is assumed for which sigma² >= 0.
     channel_axis : int, optional
         An axis of one sample.
     mask : array_like of bool, optional
@@ -89,18 +89,14 @@ def photon_transfer(
     Raises
     ------
     InputError
-        Where the stack does not determine the gain, with the reason: too few blocks, intensities that differ too
-        little, variances that do not grow with the intensity, or that are not on a line. For several channels, and for
-        an offset with which the read noise would be imaginary.
+        Where the stack does not determine the gain, with the reason; for several channels; and for an offset with which
+        the read noise would be imaginary.
 
     Notes
     -----
-    Blocks of 4×4×4 are sorted by their mean into up to 40 bins. In each bin the variance is the mean square
-    of the high frequencies in the blocks that have the least energy at low ones. A line is fitted with weights; points
-    above it count as structure and lose weight.
-
-    Without `offset` it is taken as 0 where that leaves sigma² >= 0, otherwise as the mean of the darkest blocks, or
-    what makes sigma 0 if that is more. The transform of `Poisson` knows sigma² - gain offset alone. Cost O(N).
+    Blocks of 4×4×4 are sorted by their mean into up to 40 bins. In each bin the variance is the mean square of the high
+    frequencies in the blocks that have the least energy at low ones. A line is fitted with weights; points above it
+    count as structure and lose weight. Cost O(N).
 
     References
     ----------
@@ -140,7 +136,7 @@ def _known(stack: Any, missing: NDArray[np.bool_] | None, channel_axis: int | No
 def transfer_of(
     samples: Array, missing: NDArray[np.bool_] | None = None, offset: float | None = None
 ) -> PhotonTransfer:
-    """Return the figures of finite samples (D, H, W, 1); see `photon_transfer`."""
+    """Return the figures of finite samples (D, H, W, 1)."""
     if samples.shape[-1] != 1:
         raise InputError(f"stack: got {samples.shape[-1]} channels, expected one; each has a gain of its own, so take "
                          "them one by one")  # fmt: skip
@@ -185,8 +181,7 @@ def transfer_of(
 def of_line(gain: float, intercept: float, low: float) -> Poisson:
     """Return counts whose variance is a line over the mean, of samples from `low` on.
 
-    Where there are no samples of darkness, no light is assumed to be below all of them: what is darker than no light
-    would be lost.
+    Without samples of darkness no light is assumed to be below all of them: what is darker would be lost.
     """
     return _model(gain, intercept, _assumed(gain, intercept, 0.0, low), 0.0, low)
 

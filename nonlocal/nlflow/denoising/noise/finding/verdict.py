@@ -89,11 +89,11 @@ def estimate_noise(
     mask : array_like of bool, optional
         True where samples are missing.
     flat : pair of slice, optional
-        Rows and columns of a part of the image that holds nothing but noise, such as ``np.s_[20:84, 300:400]``, or
-        ``np.s_[:, :]`` where all of it does: at least 32 x 32 samples of one level, apart from light that falls off
-        smoothly. The noise is measured there alone. ``measured`` holds the `level`, the standard deviation (`sigma`)
-        and the `correlation` with the next row and column, for each channel. One level cannot tell how noise follows
-        the intensity: it counts as the same everywhere.
+        Rows and columns of a part of the image that holds nothing but noise, such as ``np.s_[20:84, 300:400]``: at
+        least 32 x 32 samples of one level, apart from light that falls off smoothly. The noise is measured there alone.
+        ``measured`` then holds the `level`, the standard deviation (`sigma`) and the `correlation` with the next row
+        and column, for each channel. One level cannot tell how noise follows the intensity: it counts as the same
+        everywhere.
 
     Returns
     -------
@@ -115,12 +115,7 @@ def estimate_noise(
 
 
 def examine(samples: Array, missing: NDArray[np.bool_] | None = None) -> NoiseEstimate:
-    """Return the verdict on finite samples (..., C), of which some are missing.
-
-    Whole counts and a mosaic are looked for first in an image, then impulses, speckle, Rician noise and hot pixels,
-    then stripes, counts, noise that differs from place to place, and the spectrum of the rest; in volumes and clips not
-    whole counts, mosaics and stripes. Channels that are constant are left out; what has two values stays.
-    """
+    """Return the verdict on finite samples (..., C), of which some are missing."""
     live = varying(samples, missing)
     if 0 < np.count_nonzero(live) < len(live):
         return examine(samples[..., live], missing)
@@ -261,7 +256,7 @@ def _white(samples: Array, missing: NDArray[np.bool_] | None) -> Any:
 
 
 def two_valued(samples: Array, missing: NDArray[np.bool_] | None) -> bool:
-    """Tell whether no channel of samples (..., C) has more than two values, so that none of them can be noise."""
+    """Tell whether no channel of samples (..., C) has more than two values."""
     present = samples.reshape(-1, samples.shape[-1]) if missing is None else samples[~missing]
     some = present[:: max(len(present) // OfImpulses.looked, 1) | 1]
     for seen in (some, present):  # a look at few is mostly enough
@@ -279,8 +274,7 @@ def of_two_values() -> NoiseEstimate:
 def of_volume(samples: Array, missing: NDArray[np.bool_] | None) -> NoiseEstimate:
     """Return the verdict on samples (D, H, W, C) of a volume or clip.
 
-    Counts where the variance grows with the mean along a line, otherwise white noise. Correlated noise is met as white
-    noise of at most three times its strength at high frequencies.
+    Correlated noise is met as white noise of at most three times its strength at high frequencies.
     """
     sigmas = estimate_sigmas(samples, missing)
     strongest = float(sigmas.max())

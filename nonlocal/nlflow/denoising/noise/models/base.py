@@ -1,4 +1,4 @@
-"""What every model of noise can do, several of them together, and models in files."""
+"""What a model of noise can do, several models together, and models in files."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ Array = NDArray[Any]
 
 
 def floats_of(name: str, value: Any) -> Array:
-    """Return an argument as an array of floats; tensors are refused."""
+    """Return an argument as a NumPy array; tensors are refused."""
     array = check_array(name, value)
     if not isinstance(array, np.ndarray):
         raise InputError(f"{name}: got {type(array).__name__}, expected a NumPy array; convert it (.cpu().numpy())")
@@ -45,7 +45,7 @@ def floats_of(name: str, value: Any) -> Array:
 
 
 def refuse_negative(samples: Array, expected: str) -> None:
-    """Refuse samples of which some are negative, where a model knows none."""
+    """Refuse negative samples."""
     if samples.size and samples.min() < 0:
         raise InputError(
             f"image: got {np.count_nonzero(samples < 0)} negative value(s), the smallest {float(samples.min()):g}, "
@@ -54,26 +54,26 @@ def refuse_negative(samples: Array, expected: str) -> None:
 
 
 def same(u: Array) -> Array:
-    """Return an estimate whose units are those of the input already."""
+    """Return u itself."""
     return u
 
 
 @dataclass(frozen=True)
 class Reduction:
-    """Samples whose noise is Gaussian, or of which some are missing: what a flow of E can go on with.
+    """What is left after `Noise.reduce`, for a flow of E to go on with.
 
     Attributes
     ----------
     samples : array of shape (..., C)
-        In units in which the remaining noise is additive and Gaussian.
+        In units in which the remaining noise is additive and nearly Gaussian.
     back : callable
-        From an estimate in these units to one in the units of the input; `same` where they are the same.
+        Takes an estimate in these units back to the units of the input.
     missing : bool array of shape (...), or None
         Samples that tell nothing.
     rest : GaussianNoise or None
-        The noise that remains; None where the model does not say how strong it is.
+        The noise that remains; None where its strength is not known.
     few : Poisson or None
-        Counts that are so few that no transform makes their noise even; `nlflow.denoising.cells` sums them first.
+        The model, where counts are too few for a transform to even out their noise.
     """
 
     samples: Array
@@ -84,16 +84,15 @@ class Reduction:
 
     @property
     def keeps_units(self) -> bool:
-        """Whether the samples are in the units of the input, so that they can be given back as they are."""
+        """Whether the samples are in the units of the input."""
         return self.back is same
 
 
 class Noise(ABC):
     """A model of noise: a frozen dataclass whose fields are numbers and arrays.
 
-    A subclass says how a picture is sampled with it (`sample`, or `_noisy` alone), how it is told to people
-    (`describe`), how a denoiser meets it (`reduce`), and which field says how strong it is (`amount`). Bounds of a
-    number are the metadata of its field, as `nlflow.errors.check_number` takes them.
+    A subclass defines `kind`, `describe`, `reduce`, and `sample` or `_noisy`; the metadata of a field bound its number,
+    as arguments of `nlflow.errors.check_number`.
     """
 
     kind: ClassVar[str]
@@ -141,14 +140,14 @@ class Noise(ABC):
         Parameters
         ----------
         clean : array_like
-            Signal, image, or volume or clip of three axes, with a channel axis where there is one.
+            1-D signal, 2-D image, or volume or clip of three axes, with a channel axis where there is one.
         rng : seed or numpy.random.Generator, optional
         channel_axis : int, optional
 
         Raises
         ------
         InputError
-            For samples that the noise does not know, and where the model does not say how strong it is.
+            For samples that the noise cannot have, and for a model whose strength is open.
         """
         samples, restore = as_signal(clean, channel_axis)
         self._check(samples)
@@ -164,7 +163,7 @@ class Noise(ABC):
 
     @abstractmethod
     def describe(self) -> str:
-        """Return what this noise is, in a few words for people."""
+        """Return the noise in words."""
 
     @abstractmethod
     def reduce(self, samples: Array, missing: NDArray[np.bool_] | None = None) -> Reduction:
@@ -180,62 +179,59 @@ class Noise(ABC):
         Raises
         ------
         InputError
-            For a model that does not fit the samples: their shape, their channels, their values.
+            For samples whose shape, channels or values do not fit the model.
         """
 
     def completed(self, samples: Array, missing: NDArray[np.bool_] | None = None) -> Self:
-        """Return the same noise with what it leaves open found from samples (..., C); itself where nothing is open."""
+        """Return the noise with its open fields found from samples (..., C)."""
         return self
 
     def of_channels(self, which: NDArray[np.bool_]) -> Noise:
-        """Return the same noise for some of the channels alone, True in `which`; itself where it is alike in all."""
+        """Return the noise of the channels that are True in `which`."""
         return self
 
     def with_sigma(self, sigma: Any) -> tuple[Self, Any]:
-        """Return the same noise with what a `sigma` that is given beside it says of it, and what is left of `sigma`."""
+        """Return the noise with a `sigma` that was given beside it, and what is left of `sigma`."""
         return self, sigma
 
     @property
     def white_sigma(self) -> Any:
-        """The strength of noise that is white and Gaussian, one number or one a channel; None for all other noise."""
+        """The strength of white Gaussian noise, a number or one a channel; None for other noise."""
         return None
 
     @property
     def has_law(self) -> bool:
-        """Whether it says how strong it is at each place, so that what was removed can be held against it."""
+        """Whether the strength is known at each place."""
         return True
 
     @property
     def is_coloured(self) -> bool:
-        """Whether it is Gaussian in the units of the input, but not white: `strength` is its root mean square then."""
+        """Whether it is Gaussian in the units of the input, but not white."""
         return False
 
     def strength(self, samples: Array, missing: NDArray[np.bool_] | None = None) -> float | None:
-        """Return the root mean square over samples (..., C); None where none is known."""
+        """Return the root mean square over samples (..., C); None where it is not known."""
         return None
 
     def nearest_white(self, channels: int, dimension: int) -> Noise:
-        """Return the white noise that comes nearest to coloured one; other noise itself."""
+        """Return the nearest white noise for coloured noise; other noise itself."""
         return self
 
     def by_intensity(self, samples: Array) -> Noise:
-        """Return noise that is scalable: in place of counts Gaussian noise that follows the intensity of samples."""
+        """Return noise that `scaled` takes: Gaussian noise in place of counts."""
         return self
 
     def separated(self) -> Noise:
-        """Return the same noise with what reaches farther than patches, as stripes do, as a part of its own."""
+        """Return the noise with stripes as a part of their own."""
         return self
 
     def scaled(self, factor: float) -> Self:
-        """Return the same noise with a standard deviation that is `factor` times as large.
-
-        Noise that is subtracted, and found in the samples with its strength, is the same.
+        """Return the same noise with `factor` times the standard deviation.
 
         Raises
         ------
         InputError
-            For a factor that is not >= 0, or leaves a strength that the model refuses, and where the strength is not
-            known, or follows from the samples.
+            For a factor < 0, a strength out of range, and noise whose strength is open or follows from the samples.
         """
         factor, value = check_number("factor", factor, minimum=0), getattr(self, self.amount)
         if value is None and self.undone:
@@ -250,16 +246,16 @@ class Noise(ABC):
         return getattr(self, name)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the kind and the fields as plain numbers, lists and texts, ready for JSON."""
+        """Return the kind and the fields, ready for JSON."""
         return {"kind": self.kind} | {field.name: _plain(getattr(self, field.name)) for field in fields(self)}  # type: ignore[arg-type]
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the model to a file, from which `load_noise` reads it to the last bit.
+        """Write the model to a JSON file that `load_noise` reads.
 
         Parameters
         ----------
         path : path
-            JSON; a file that is there is replaced. It appears complete or not at all.
+            A file that is there is replaced.
 
         Raises
         ------
@@ -271,7 +267,7 @@ class Noise(ABC):
 
 @dataclass(frozen=True)
 class Strewn(Noise):
-    """Samples that were replaced: nothing is known of them but where they are, and the others stay as they are."""
+    """Noise that replaces some of the samples and leaves the others as they are."""
 
     undone: ClassVar[bool] = True
 
@@ -288,7 +284,7 @@ class Strewn(Noise):
         raise NotImplementedError
 
     def completed(self, samples: Array, missing: NDArray[np.bool_] | None = None) -> Self:
-        """Return the same kind of noise as the samples show it, where its density is open."""
+        """See `Noise.completed`."""
         if self.density is not None:
             return self
         found = self._found(samples, missing)
@@ -302,14 +298,12 @@ class Strewn(Noise):
         return np.stack([self._hits(samples[..., c], absent) for c in range(samples.shape[-1])], axis=-1)
 
     def reduce(self, samples: Array, missing: NDArray[np.bool_] | None = None) -> Reduction:
-        """Say where samples are hit: they are missing, the others stay as they are.
-
-        A pixel is missing where any channel is hit, and where it was before. O(N).
+        """Mark a pixel as missing where one of its channels is hit.
 
         Raises
         ------
         InputError
-            For samples of which there is no such noise, and where no sample is left.
+            For samples that do not fit, and where no sample is left.
         """
         if self.density is None:
             return self.completed(samples, missing).reduce(samples, missing)
@@ -322,13 +316,7 @@ class Strewn(Noise):
         return Reduction(samples, missing=found if found.any() else missing)
 
     def scaled(self, factor: float) -> Self:
-        """Refuse: a part of the samples cannot be replaced more strongly.
-
-        Raises
-        ------
-        InputError
-            For any factor but 1.
-        """
+        """Refuse a factor other than 1: a replaced sample has no strength."""
         if check_number("factor", factor, minimum=0, strict=True) != 1:
             kind = self.kind.replace("-", " ")
             raise InputError(f"factor: got {factor:g} for {kind}, which have no strength; give another density")
@@ -336,7 +324,7 @@ class Strewn(Noise):
 
 
 class Subtracted(Noise):
-    """What lies on the samples, so slow or so even that it is found and subtracted."""
+    """Noise that is found and subtracted."""
 
     undone: ClassVar[bool] = True
 
@@ -345,12 +333,12 @@ class Subtracted(Noise):
         raise NotImplementedError
 
     def reduce(self, samples: Array, missing: NDArray[np.bool_] | None = None) -> Reduction:
-        """Subtract what is found; missing samples stay as they are.
+        """Subtract it; missing samples stay as they are.
 
         Raises
         ------
         InputError
-            For samples of which there is no such noise, and for too few of them to tell.
+            For samples that do not fit, or too few of them.
         """
         self._check(samples)
         found = self._lies_on(samples.astype(np.float64), missing)
@@ -383,13 +371,11 @@ class NoiseEstimate:
     Attributes
     ----------
     model : Noise
-        Of the noise.
     confidence : {'high', 'medium', 'low'}
-        How sure the verdict is.
     reasons : tuple of str
         What the verdict rests on.
     measured : dict
-        By name, what was measured.
+        What was measured, by name.
     whole : bool
         Whether the strength is that of the whole picture.
     """
@@ -402,7 +388,7 @@ class NoiseEstimate:
 
     @property
     def is_white(self) -> bool:
-        """Whether the noise is white in the whole picture, so that its strength is estimated there."""
+        """Whether the noise of the whole picture is white."""
         return self.whole and self.model.white_sigma is not None
 
     def __str__(self) -> str:
@@ -416,13 +402,13 @@ class Mixture(Noise):
 
     Parameters
     ----------
-    parts : sequence of Noise
+    parts : list or tuple of Noise
         Such as ``[Impulses(0.05, 0, 255), Stripes(3.0), GaussianNoise(10.0)]``.
 
     Raises
     ------
     InputError
-        For anything else.
+        For an empty list, and for entries that are no models or are mixtures.
 
     Examples
     --------
@@ -444,7 +430,7 @@ class Mixture(Noise):
         object.__setattr__(self, "parts", parts)
 
     def sample(self, clean: Any, *, rng: Any = None, channel_axis: int | None = None) -> Array:
-        """Return a picture with all of them; see `Noise.sample`."""
+        """See `Noise.sample`."""
         generator, picture = check_generator(rng), clean
         for part in reversed(self.parts):
             picture = part.sample(picture, rng=generator, channel_axis=channel_axis)
@@ -452,22 +438,21 @@ class Mixture(Noise):
 
     @property
     def has_law(self) -> bool:
-        """Whether all parts say how strong they are at each place."""
+        """See `Noise.has_law`."""
         return all(part.has_law for part in self.parts)
 
     def describe(self) -> str:
-        """Return what this noise is, in a few words."""
+        """See `Noise.describe`."""
         told = [text for part in self.parts if (text := part.describe()) != NO_NOISE]
         return "; ".join(told) or NO_NOISE
 
     def reduce(self, samples: Array, missing: NDArray[np.bool_] | None = None) -> Reduction:
-        """Undo one after the other; see `Noise.reduce`. What Gaussian parts leave adds up.
+        """Undo the parts one after the other.
 
         Raises
         ------
         InputError
-            As the parts; and for a Gaussian noise before or after a part that changes the units, in which nobody knows
-            how strong it is.
+            As the parts, and for a Gaussian noise beside a part that changes the units.
         """
         result = Reduction(samples, missing=missing)
         for part in self.parts:
@@ -475,21 +460,15 @@ class Mixture(Noise):
         return result
 
     def of_channels(self, which: NDArray[np.bool_]) -> Self:
-        """Return the noise of some channels; see `Noise.of_channels`."""
+        """See `Noise.of_channels`."""
         return replace(self, parts=[part.of_channels(which) for part in self.parts])
 
     def by_intensity(self, samples: Array) -> Self:
-        """Return the parts with noise that is scalable; see `Noise.by_intensity`."""
+        """See `Noise.by_intensity`."""
         return replace(self, parts=[part.by_intensity(samples) for part in self.parts])
 
     def scaled(self, factor: float) -> Self:
-        """Return the same with `factor` times the noise that is left to a flow; what is undone before stays.
-
-        Raises
-        ------
-        InputError
-            As the parts; counts have no other noise.
-        """
+        """Scale the parts that are left to a flow; see `Noise.scaled`."""
         return replace(self, parts=[part if part.undone else part.scaled(factor) for part in self.parts])
 
 
@@ -515,19 +494,17 @@ def load_noise(path: str | os.PathLike[str]) -> Noise:
     Parameters
     ----------
     path : path
-        JSON as `Noise.save` writes it: an object with the ``kind`` and the fields of a model. Fields that have a
-        default may be left out, so that ``{"kind": "gaussian", "sigma": 5}`` is a whole file.
+        JSON as `Noise.save` writes it: an object with the ``kind`` and the fields of a model, such as
+        ``{"kind": "gaussian", "sigma": 5}``. Fields that have a default may be left out.
 
     Returns
     -------
     Noise
-        Of the class whose `Noise.kind` the file names.
 
     Raises
     ------
     FileFormatError
-        For a file that cannot be read, is larger than 16 MiB, or is no JSON; for an unknown kind, fields that are
-        missing or unknown, and values that the model refuses.
+        For a file that cannot be read, is larger than 16 MiB, or holds no model.
 
     Examples
     --------

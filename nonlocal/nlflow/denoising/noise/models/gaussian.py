@@ -36,28 +36,26 @@ class GaussianNoise(Noise):
     sigma : float or array of shape (C,)
         Standard deviation of a sample, in the units of the input: of all channels, or one a channel.
     spectrum : array of shape (h, w) or (C, h, w), for signals (n,) or (C, 1, n), optional
-        Power by frequency in the order of `numpy.fft.fft2`, >= 0, of any scale and size: `sigma` says how strong it is.
+        Power by frequency in the order of `numpy.fft.fft2`, >= 0, of any scale and size. White where it is not given.
     intensities : array of shape (K,), optional
         Increasing, in the units of the input; of colours the mean of the channels counts.
     strengths : array of shape (K,), optional
         Standard deviation at these intensities, relative to `sigma`; linear between them, constant beyond.
     opponent : bool
-        Whether the three channels are luminance, red - blue and magenta - green (`OPPONENT`) of a colour picture, along
-        which demosaiced noise is nearly independent, rather than the channels of the input.
+        Whether `sigma` and `spectrum` are those of luminance, red - blue and magenta - green (`OPPONENT`) of a colour
+        picture, rather than those of its channels.
     compressed : float from 0 to 1
-        How much of the weak high frequencies was cut off afterwards, as JPEG does. Quiet parts, where noise is
-        measured, lose more of it than others, so a denoiser counts a power p, relative to the strongest, as
-        p^(1 - compressed).
+        How much of the weak high frequencies was cut off afterwards, as JPEG does: a denoiser counts a power p,
+        relative to the strongest, as p^(1 - compressed).
     places : array of shape (a,), (a, b) or (a, b, c), optional
         Standard deviation from place to place, relative to `sigma`: at the middles of so many equal parts along each
-        axis, linear between them, constant beyond; as many as samples for slices or frames with a noise of their own.
-        Areas of a noisy picture that are constant to the last bit count as without noise then.
+        axis, linear between them, constant beyond. In a noisy picture, constant areas count as without noise then.
 
     Raises
     ------
     InputError
-        For negative or NaN values, a spectrum without power, or a width of 1, intensities that do not increase, other
-        lengths.
+        For negative or NaN values, a spectrum without power or of width 1, intensities that do not increase, and
+        lengths that do not fit.
 
     Examples
     --------
@@ -133,7 +131,7 @@ class GaussianNoise(Noise):
         return cls(sigma, np.abs(np.fft.fftn(values, s=size, axes=tuple(range(values.ndim)))) ** 2)
 
     def of_channels(self, which: NDArray[np.bool_]) -> Self:
-        """Return the noise of some channels; see `Noise.of_channels`."""
+        """See `Noise.of_channels`."""
         sigma = self.sigma[which] if np.ndim(self.sigma) and len(self.sigma) == len(which) else self.sigma
         own = self.spectrum is not None and len(self.spectrum) == len(which) > 1
         return replace(self, sigma=sigma, spectrum=self.spectrum[which] if own else self.spectrum)
@@ -146,7 +144,7 @@ class GaussianNoise(Noise):
 
     @property
     def has_law(self) -> bool:
-        """Whether it says how strong it is at each place; noise in opponent colours does not."""
+        """See `Noise.has_law`."""
         return not self.opponent
 
     @property
@@ -156,12 +154,12 @@ class GaussianNoise(Noise):
 
     @property
     def white_sigma(self) -> Any:
-        """The strength of white noise; None for all other."""
+        """See `Noise.white_sigma`."""
         return self.sigma if self.is_white else None
 
     @property
     def is_coloured(self) -> bool:
-        """Whether the noise is not white."""
+        """See `Noise.is_coloured`."""
         return not self.is_white
 
     def powers(self, channels: int, dimension: int) -> spectra.Spectrum:
@@ -170,7 +168,7 @@ class GaussianNoise(Noise):
         Raises
         ------
         InputError
-            For another number of channels or dimensions, and a sigma whose square overflows.
+            For channels or dimensions that do not fit, and a sigma > 1e150.
         """
         channels = check_integer("channels", channels, minimum=1)
         dimension = check_integer("dimension", dimension, minimum=1)
@@ -196,7 +194,7 @@ class GaussianNoise(Noise):
         return np.asarray(sigma[:, None, None] ** 2 * full / full.mean(axis=(1, 2), keepdims=True))
 
     def counted(self, channels: int, dimension: int) -> spectra.Spectrum:
-        """Return the spectra that a denoiser counts: those of `powers`, with `compressed` filled up in part."""
+        """Return `powers` as a denoiser counts them, by `compressed`."""
         powers = self.powers(channels, dimension)
         if self.compressed:
             strongest = powers.max(axis=(1, 2), keepdims=True)
@@ -205,19 +203,16 @@ class GaussianNoise(Noise):
         return np.asarray(powers)
 
     def white(self, channels: int, dimension: int) -> float:
-        """Return the strength of the white noise that comes nearest, for a filter that knows no other noise.
-
-        The root of the mean power at the lower half of the frequencies.
-        """
+        """Return the root mean power at the lower half of the frequencies, as the strength of nearby white noise."""
         half = spectra.coarser(self.counted(channels, dimension))
         return math.sqrt(float(half.mean()) * 2 ** np.count_nonzero(np.array(half.shape[1:]) > 1))
 
     def nearest_white(self, channels: int, dimension: int) -> GaussianNoise:
-        """Return the noise itself where it is white, otherwise that of `white`."""
+        """See `Noise.nearest_white`."""
         return self if self.is_white else GaussianNoise(self.white(channels, dimension), places=self.places)
 
     def relative(self, intensity: Array) -> Array:
-        """Return the relative standard deviation at samples of an intensity."""
+        """Return the relative standard deviation at an intensity."""
         if self.intensities is None:
             return np.ones_like(intensity, np.float64)
         return np.asarray(np.interp(intensity, self.intensities, self.strengths))
@@ -237,7 +232,6 @@ class GaussianNoise(Noise):
                              "expected as many; measure the noise of this picture")  # fmt: skip
 
     def _placed(self, shape: tuple[int, ...]) -> Array:
-        """Return `places` for samples of a shape (...)."""
         self._check_places(len(shape))
         values = self.places
         for axis, (parts, n) in enumerate(zip(values.shape, shape, strict=True)):
@@ -249,13 +243,12 @@ class GaussianNoise(Noise):
         return np.asarray(values)
 
     def strength(self, samples: Array, missing: NDArray[np.bool_] | None = None) -> float:
-        """Return the root mean square of the noise over samples (..., C)."""
+        """See `Noise.strength`."""
         powers = self.powers(samples.shape[-1], samples.ndim - 1)
         relative = self.at(samples)
         return math.sqrt(float(powers.mean())) * root_mean_square(relative if missing is None else relative[~missing])
 
     def _noisy(self, samples: Array, rng: np.random.Generator) -> Array:
-        """Return a picture with this noise. O(N log N)."""
         channels = samples.shape[-1]
         grid = (1, *samples.shape[:-1])[-2:] if samples.ndim < 4 else samples.shape[:-1]
         powers = self.powers(channels, samples.ndim - 1)
@@ -271,19 +264,17 @@ class GaussianNoise(Noise):
         return np.asarray(samples + added * self.relative(samples.mean(axis=-1, keepdims=True)))
 
     def reduce(self, samples: Array, missing: NDArray[np.bool_] | None = None) -> Reduction:
-        """Return the samples as they are; see `Noise.reduce`."""
+        """Leave the samples as they are."""
         self.powers(samples.shape[-1], samples.ndim - 1)
         return Reduction(samples, missing=missing, rest=self)
 
     def beside(self, other: GaussianNoise, channels: int, dimension: int) -> GaussianNoise:
-        """Return the sum of this noise and another that is independent of it, in samples of so many channels.
+        """Return the sum of two independent noises in samples of so many channels.
 
         Raises
         ------
         InputError
-            Where the sum is no such model: one noise follows the intensity, or opponent colours, and the other is
-            correlated, or differs between channels; one has a map, and the other is not 0; or the other is no Gaussian
-            noise.
+            For another kind of noise, and where the sum is no `GaussianNoise`.
         """
         if not isinstance(other, GaussianNoise):
             raise InputError(f"other: got {type(other).__name__}, expected a GaussianNoise; put others in a Mixture")
@@ -317,16 +308,13 @@ class GaussianNoise(Noise):
         return GaussianNoise(level, shape, places, strengths, colours, max(self.compressed, other.compressed))
 
     def separated(self) -> Noise:
-        """Return the noise with a line of no extent in its spectrum as stripes, and the rest; see `Noise.separated`."""
+        """See `Noise.separated`."""
         from nlflow.denoising.noise.models.stripes import with_stripes
 
         return with_stripes(self)
 
     def range(self) -> float:
-        """Return over how many samples the noise is correlated: where the correlation falls below 0.2 on all axes.
-
-        Of several channels the farthest counts, of opponent colours the luminance.
-        """
+        """Return the largest distance along an axis at which the correlation first falls below 0.2."""
         if self.spectrum is None:
             return 0.0
         far = 0
@@ -337,7 +325,7 @@ class GaussianNoise(Noise):
         return float(far)
 
     def describe(self) -> str:
-        """Return what this noise is, in a few words."""
+        """See `Noise.describe`."""
         level = root_mean_square(np.atleast_1d(self.sigma))
         if level == 0:
             return NO_NOISE
@@ -380,7 +368,7 @@ class GaussianNoise(Noise):
 
 
 def smoothed(samples: Array) -> Array:
-    """Return the intensity of samples (..., C), the mean of the channels, as noise follows it."""
+    """Return the smoothed mean of the channels of samples (..., C)."""
     from scipy.ndimage import gaussian_filter
 
     intensity = samples[..., 0].astype(np.float64)
@@ -392,7 +380,7 @@ def smoothed(samples: Array) -> Array:
 
 
 def constant(samples: Array) -> NDArray[np.bool_]:
-    """Return where samples (..., C) are in an area of 3 along each axis that is constant to the last bit."""
+    """Return where samples (..., C) lie in a constant area of 3 along each axis."""
     from scipy.ndimage import maximum_filter, minimum_filter
 
     size = [3 if n > 1 else 1 for n in samples.shape[:-1]]

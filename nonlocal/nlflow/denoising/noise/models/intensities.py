@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
 
 class Evened(Noise):
-    """Noise that a function of each sample makes even: nearly white, and of one strength. An inverse goes back."""
+    """Noise that a function of each sample makes nearly white, and of one strength."""
 
     dark: float
 
     @property
     @abstractmethod
     def even_sigma(self) -> float:
-        """Standard deviation of the noise that was made even."""
+        """Standard deviation after the transform."""
 
     @abstractmethod
     def _even(self, values: Array) -> Floats:
@@ -50,14 +50,14 @@ class Evened(Noise):
         Returns
         -------
         array
-            Same shape; float32 for float32, float64 for integers. Of counts the generalized Anscombe transform, without
-            units and of noise 1; of magnitudes in the units of the input, with noise of `sigma`.
+            Same shape; float32 for float32, float64 for integers. Counts come without units, with noise of about 1;
+            magnitudes in the units of the input, with noise of about `sigma`.
 
         Raises
         ------
         InputError
-            For NaN and infinities, for values that the noise does not leave (magnitudes below 0, and counts below
-            `offset` where `sigma` is 0), and where the strength is not known.
+            For NaN and infinities, for negative magnitudes, for counts below `offset` where `sigma` is 0, and where the
+            strength is not known.
         """
         values = floats_of("image", image)
         return np.asarray(self._even(values), dtype=values.dtype)
@@ -68,13 +68,12 @@ class Evened(Noise):
         Parameters
         ----------
         stable : array_like
-            Any shape: an estimate of the mean of `stabilize`, as a denoiser gives it.
+            Any shape: an estimate of the mean of `stabilize`.
 
         Returns
         -------
         array
-            Same shape, in the units of the input: no signal for what is below the mean of pure noise; float32 for
-            float32.
+            Same shape, in the units of the input; no signal where `stable` is below the mean of pure noise.
 
         Raises
         ------
@@ -85,7 +84,7 @@ class Evened(Noise):
         return np.asarray(self._uneven(values.astype(np.float64)), dtype=values.dtype)
 
     def reduce(self, samples: Array, missing: NDArray[np.bool_] | None = None) -> Reduction:
-        """Return the stabilized samples, whose noise is white; see `Noise.reduce`. What is open is found first."""
+        """Stabilize the samples."""
         known = self.completed(samples, missing)
         # What is missing may hold anything.
         values = samples if missing is None else np.where(missing[..., None], samples.dtype.type(known.dark), samples)
@@ -109,7 +108,7 @@ class Poisson(Evened):
     sigma : float
         Standard deviation of the Gaussian part, in the units of the input; 0 for pure Poisson counts.
     offset : float
-        Value of the input for no count (the dark level), in the units of the input.
+        Value of the input for no count (the dark level).
 
     Raises
     ------
@@ -118,9 +117,9 @@ class Poisson(Evened):
 
     Notes
     -----
-    The generalized Anscombe transform is D(z) = 2 √(z' + 3/8 + σ'²)₊, with z' = (z - offset) / gain and
-    σ' = sigma / gain; its noise has a standard deviation within 4 % of 1 from 4 counts on. Its inverse here is the
-    exact unbiased one: what is averaged is D, and E[D(z)] is not D(E[z]).
+    `stabilize` is the generalized Anscombe transform D(z) = 2 √(z' + 3/8 + σ'²)₊, with z' = (z - offset) / gain and
+    σ' = sigma / gain; its noise has a standard deviation within 4 % of 1 from 4 counts on. `unstabilize` goes from
+    E[D(z)], which is not D(E[z]).
 
     References
     ----------
@@ -162,7 +161,7 @@ class Poisson(Evened):
         return np.asarray(self.gain * counts + read)
 
     def describe(self) -> str:
-        """Return what this noise is, in a few words."""
+        """See `Noise.describe`."""
         read = f", read noise {self.sigma:.3g}" if self.sigma else ""
         return f"counts: {self.gain:.3g} a count{read}" + (f", {self.offset:.3g} in the dark" if self.offset else "")
 
@@ -173,18 +172,18 @@ class Poisson(Evened):
 
     @property
     def even_sigma(self) -> float:
-        """Standard deviation of stabilized counts: 1."""
+        """Standard deviation after the transform."""
         return 1.0
 
     def reduce(self, samples: Array, missing: NDArray[np.bool_] | None = None) -> Reduction:
-        """Return the stabilized counts, whose noise is white and of strength 1, and whether they are few."""
+        """Stabilize the samples, and tell whether counts are few."""
         present = samples if missing is None else samples[~missing]
         image = samples.ndim == 3 and present.size > 0
         few = image and float(present.mean(dtype=np.float64)) < self.offset + OfCounts.few * self.gain
         return replace(super().reduce(samples, missing), few=self if few else None)
 
     def with_sigma(self, sigma: Any) -> tuple[Self, Any]:
-        """Refuse a sigma beside counts: they have the noise that they have."""
+        """Refuse a sigma beside counts."""
         if sigma is not None:
             raise InputError(
                 "sigma: got a value with noise='poisson', where the noise follows from the counts; leave it out, or "
@@ -200,11 +199,10 @@ class Poisson(Evened):
         return GaussianNoise(1.0, intensities=places, strengths=strengths)
 
     def scaled(self, factor: float) -> Self:
-        """Refuse: counts have the noise that they have."""
+        """Refuse: the noise of counts follows from the samples."""
         raise InputError(f"strength: got {factor:g} with counts, whose noise follows from them; leave it at 1")
 
     def _even(self, values: Array) -> Floats:
-        """Return the generalized Anscombe transform."""
         counts = values.astype(np.float64) - self.offset
         if self.sigma == 0:
             # An offset that is not a number of the input's precision is no reason to refuse the value nearest to it.
@@ -234,14 +232,14 @@ class Poisson(Evened):
         return np.asarray(self.gain * np.maximum(counts, 0) + self.offset)
 
     def expected(self, mean: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return the expected values of the transform where the input has these means: `unstabilize` undoes it."""
+        """Return the expected values of the transform where the input has these means."""
         dark = float(expected_transform(np.zeros(1), self._spread)[0])
         top = float(self._even(np.asarray(max(float(mean.max()), self.offset))))  # what its mean is below
         stable = np.linspace(dark, dark + top, max(OfCounts.expected, math.ceil(top / OfCounts.table_step)))
         return np.asarray(np.interp(mean, self.unstabilize(stable), stable))
 
     def variance(self, expected: Any) -> NDArray[Any]:
-        """Return the variance of the input, gain (expected - offset) + sigma², where the input's mean is `expected`."""
+        """Return the variance of the input, gain (expected - offset) + sigma², where its mean is `expected`."""
         values = floats_of("expected", expected)
         counted = np.maximum(values.astype(np.float64) - self.offset, 0)
         return np.asarray(self.gain * counted + self.sigma**2, dtype=values.dtype)
@@ -253,10 +251,7 @@ class Poisson(Evened):
 
 
 def expected_transform(x: NDArray[np.float64], spread: float) -> NDArray[np.float64]:
-    """Return E[D(z)] for x counts with Gaussian noise of standard deviation `spread`, by summing over the counts.
-
-    Cost O(len(x) K), K the largest x plus 12 of its standard deviations.
-    """
+    """Return E[D(z)] for x counts with Gaussian noise of standard deviation `spread`, by summing over the counts."""
     from scipy.stats import poisson
 
     top = float(np.max(x))

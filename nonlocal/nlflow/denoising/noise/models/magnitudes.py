@@ -23,9 +23,9 @@ _MAGNITUDES: Final = "magnitudes >= 0, as the root of a sum of squares is; for r
 
 
 def log_density(z: Floats, a: Floats, coils: float) -> Floats:
-    """Return the logarithm of the density at z > 0 of |a + n| with n of `coils` complex unit Gaussian components.
+    """Return the logarithm of the density at z > 0 of |a + n|, n of L = `coils` complex unit Gaussian components.
 
-    z (z / a)^(L - 1) exp(-(z² + a²) / 2) I_{L-1}(a z), L the coils; the noncentral chi law of 2 L degrees of freedom.
+    z (z / a)^(L - 1) exp(-(z² + a²) / 2) I_{L-1}(a z)
     """
     from scipy.special import gammaln, hyp0f1, ive
 
@@ -42,7 +42,7 @@ def log_density(z: Floats, a: Floats, coils: float) -> Floats:
 
 
 def mean_magnitude(a: Any, coils: float) -> Floats:
-    """Return the mean of the law, √2 Γ(L + 1/2) / Γ(L) ₁F₁(-1/2; L; -a² / 2); for L = 1 Laguerre's function."""
+    """Return the mean of the law, √2 Γ(L + 1/2) / Γ(L) ₁F₁(-1/2; L; -a² / 2)."""
     from scipy.special import gammaln, hyp1f1
 
     factor = math.sqrt(2) * math.exp(float(gammaln(coils + 0.5) - gammaln(coils)))
@@ -51,14 +51,13 @@ def mean_magnitude(a: Any, coils: float) -> Floats:
 
 @dataclass(frozen=True, eq=False)
 class Stabilizer:
-    """A growing function f of magnitudes in units of the noise, so that f(z) has a standard deviation near 1.
+    """A growing function f of magnitudes in units of the noise, for which f(z) has a standard deviation near 1.
 
-    Cubics between knots, √(z² - L + 1/2) after them, which is nearly z, and straight before them.
+    Cubics between knots, √(z² - L + 1/2) after them, straight before them.
 
     Attributes
     ----------
     coils : float
-        L.
     inner : CubicHermiteSpline
         f between the knots.
     way : CubicHermiteSpline
@@ -83,7 +82,7 @@ class Stabilizer:
         return out
 
     def inverse(self, mean: Any) -> Floats:
-        """Return a for which E[f(Z)] is `mean`: 0 for what is below that of 0."""
+        """Return a for which E[f(Z)] is `mean`; 0 below E[f(Z)] at 0."""
         mean = np.asarray(mean, np.float64)
         first, last = self.way.x[0], self.way.x[-1]
         y = np.asarray(self.way(np.clip(mean, first, last)))
@@ -94,17 +93,17 @@ class Stabilizer:
         return out
 
     def mean(self, a: Any) -> Floats:
-        """Return E[f(Z)] for magnitudes a (n,) without noise, by quadrature."""
+        """Return E[f(Z)] for a (n,)."""
         return _moments(self, np.atleast_1d(np.asarray(a, np.float64)), self.coils)[0]
 
     def spread(self, a: Any) -> Floats:
-        """Return the standard deviation of f(Z) for magnitudes a (n,) without noise, by quadrature."""
+        """Return the standard deviation of f(Z) for a (n,)."""
         return _moments(self, np.atleast_1d(np.asarray(a, np.float64)), self.coils)[1]
 
 
 @lru_cache(maxsize=16)
 def stabilizer(coils: float) -> Stabilizer:
-    """Return the function for a number of coils, and its table."""
+    """Return the function, and its table."""
     from scipy.interpolate import CubicHermiteSpline, CubicSpline
 
     start, end, places, logs = _chosen(coils)
@@ -243,7 +242,7 @@ def _integral(weights: Floats) -> Any:
 @underflowing
 @dataclass(frozen=True)
 class Magnitudes(Evened):
-    """What the noise of magnitudes does, of one coil or several: its strength, its law, the way to white noise."""
+    """Noise of magnitudes of one coil or several."""
 
     sigma: float | None = field(
         default=None,
@@ -283,17 +282,17 @@ class Magnitudes(Evened):
         return self.even_sigma * stabilizer(self.coils).inverse(stable / self.even_sigma)
 
     def describe(self) -> str:
-        """Return what this noise is, in a few words for people."""
+        """See `Noise.describe`."""
         of = f"noise of magnitudes of {self.coils:.3g} coil{'s' if self.coils != 1 else ''}"
         sigma = f": sigma {self.sigma:.3g}" if self.sigma is not None else ", sigma to be found"
         return ("Rician noise" if self.kind == Rician.kind else of) + sigma
 
     def with_sigma(self, sigma: Any) -> tuple[Self, Any]:
-        """Return the same noise with the strength `sigma` of the complex samples, where it had none."""
+        """See `Noise.with_sigma`."""
         return (self, sigma) if sigma is None or self.sigma is not None else (replace(self, sigma=sigma), None)
 
     def completed(self, samples: Array, missing: NDArray[np.bool_] | None = None) -> Self:
-        """Return the same noise with a strength that is found from the samples where none was given.
+        """Find the strength from the samples where none was given.
 
         Raises
         ------
@@ -302,9 +301,8 @@ class Magnitudes(Evened):
 
         Notes
         -----
-        In a background without signal mean and spread of the samples are in a known ratio. Without a background the
-        samples that are well above the noise are stabilized, and have noise of that strength when it is the right one:
-        a fixed point (Foi 2011). O(N).
+        By a background whose mean and spread have the ratio of pure noise, else by a fixed point (Foi 2011): samples
+        that are stabilized with the right strength have noise of that strength. O(N).
         """
         if self.sigma is not None:
             return self
@@ -319,7 +317,7 @@ class Magnitudes(Evened):
         return replace(self, sigma=found)
 
     def mean(self, magnitude: Any) -> Array:
-        """Return the mean of samples whose magnitude without noise is this."""
+        """Return the mean of noisy samples whose magnitude without noise is this."""
         values, sigma = floats_of("magnitude", magnitude), self.even_sigma
         refuse_negative(values, _MAGNITUDES)
         return np.asarray(sigma * mean_magnitude(values.astype(np.float64) / sigma, self.coils), dtype=values.dtype)
@@ -333,25 +331,23 @@ class Rician(Magnitudes):
     Parameters
     ----------
     sigma : float or None
-        Standard deviation of the real and of the imaginary part, in the units of the input, > 0. None where it is to be
-        found from the samples (`completed`), as `reduce` and `nlflow.denoise` do.
+        Standard deviation of the real and of the imaginary part, in the units of the input, between 1e-150 and 1e150.
+        None where it is to be found from the samples.
 
     Raises
     ------
     InputError
-        For a sigma that is not a number > 0, or is out of 1e-150 to 1e150.
+        For a sigma outside of this range.
 
     Notes
     -----
-    Where x = 0 the law is Rayleigh's, of mean 1.25 sigma and standard deviation 0.66 sigma. `stabilize` takes a
-    growing function f for which f(z) has a standard deviation of 0.96 to 1.03 sigma for all x >= 0. `unstabilize` goes
-    from E[f(z)] to x; what is below the mean of pure noise becomes 0. As the law hardly changes with x near 0, an error
-    of the mean comes back as about its root there, in units of sigma.
+    `stabilize` takes a growing function f for which f(z) has a standard deviation of 0.96 to 1.03 sigma. `unstabilize`
+    goes from E[f(z)] to x. The law hardly changes with x near 0: there a small error of the mean makes an error of x of
+    about its root, both in units of sigma.
 
     References
     ----------
-    Gudbjartsson and Patz 1995 (doi 10.1002/mrm.1910340618); stabilized noise and a fixed point for its strength: Foi
-    2011 (doi 10.1109/ISBI.2011.5872758).
+    Gudbjartsson and Patz 1995 (doi 10.1002/mrm.1910340618); Foi 2011 (doi 10.1109/ISBI.2011.5872758).
 
     Examples
     --------
@@ -376,19 +372,14 @@ class NoncentralChi(Magnitudes):
     Parameters
     ----------
     sigma : float or None
-        Standard deviation of the real and of the imaginary part of each coil, in the units of the input, > 0. None
-        where it is to be found from the samples (`completed`).
+        Standard deviation of the real and of the imaginary part of each coil, as for `Rician`.
     coils : float
-        From 1, where it is `Rician`, to 256. Correlated coils count as fewer ones, which need be no whole number.
+        From 1 to 256. Correlated coils count as fewer ones, which need be no whole number.
 
     Raises
     ------
     InputError
-        As `Rician`, and for coils outside of 1 to 256.
-
-    Notes
-    -----
-    The transform is that of `Rician`, for these coils.
+        For a sigma or coils outside of their ranges.
 
     References
     ----------

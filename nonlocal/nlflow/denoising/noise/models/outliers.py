@@ -27,11 +27,10 @@ class Impulses(Strewn):
     Parameters
     ----------
     density : float, optional
-        Part of the samples that is replaced, 0 <= density < 1. None where all of this is to be found (`completed`);
-        nothing else counts then.
+        Part of the samples that is replaced, 0 <= density < 1. Without it all of this is found from the samples.
     low, high : float, optional
-        Values that replace, in the units of the input, low <= high; each half of the time (salt and pepper). Equal
-        where all impulses have one value.
+        Values that replace, in the units of the input, low <= high; each half of the time (salt and pepper). Both are
+        needed with a density. Equal where all impulses have one value.
     random : bool
         Any value from low to high, all equally likely.
 
@@ -75,7 +74,6 @@ class Impulses(Strewn):
             raise InputError(f"low: got {self.low:g}, expected at most high={self.high:g}; swap the two")
 
     def _noisy(self, samples: Array, rng: np.random.Generator) -> Array:
-        """Replace each sample, and each channel of a pixel, by itself."""
         replaced = rng.random(samples.shape) < self._known("density")
         part = rng.random(samples.shape)
         share = part if self.random else part >= 0.5
@@ -83,7 +81,7 @@ class Impulses(Strewn):
         return np.where(replaced, self.low * (1 - share) + self.high * share, samples)
 
     def describe(self) -> str:
-        """Return what this noise is, in a few words for people."""
+        """See `Noise.describe`."""
         if self.density is None:
             return "impulses, to be found"
         values = f"{self.low:g}" if self.low == self.high else f"{self.low:g} and {self.high:g}"
@@ -132,9 +130,9 @@ def _reach(shape: tuple[int, ...]) -> tuple[int, ...]:
 def surroundings(
     plane: NDArray[np.float64], excluded: NDArray[np.bool_], places: NDArray[np.intp] | None = None
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return the median and the robust standard deviation of each sample's neighbours; NaN where they are too few.
+    """Return the median and the robust standard deviation of each sample's neighbours, or at places (n, axes) alone.
 
-    Of all samples, or of those at places (n, axes) alone.
+    NaN where neighbours are too few.
     """
     reach = _reach(plane.shape)
     margins = [(r, r) for r in reach]
@@ -229,13 +227,12 @@ class HotPixels(Strewn):
     Parameters
     ----------
     density : float, optional
-        Part of the pixels that is hot, 0 <= density < 1. None where it is to be found, with `level` and `fixed`
-        (`completed`).
+        Part of the pixels that is hot, 0 <= density < 1. None where it is to be found, with `level` and `fixed`.
     level : float
         Mean of what hot pixels add, in the units of the input, >= 0; only `sample` uses it.
     fixed : bool
-        Whether the same pixels are hot in all frames or slices, along the first axis of a volume or clip of at least 4,
-        as those of a camera are. False for images.
+        Whether the same pixels are hot in all frames or slices, along the first axis of a volume or clip of at least 4.
+        False for images.
 
     Raises
     ------
@@ -244,9 +241,9 @@ class HotPixels(Strewn):
 
     Notes
     -----
-    `reduce` says where they are. One is sharper than the optics allow, in its frame or in the median over
-    the frames with `fixed`. Warm pixels that noise may reach stay. Dead pixels count too, and so do tracks of cosmic
-    rays where the picture has no lines of its own that are as thin. In a signal hot samples are those of `Spikes`.
+    `reduce` looks for what is sharper than the optics allow, in its frame or in the median over the frames with
+    `fixed`. Warm pixels that noise may reach stay. Dead pixels count too, and so may tracks of cosmic rays. In a signal
+    hot samples are those of `Spikes`.
 
     References
     ----------
@@ -276,7 +273,7 @@ class HotPixels(Strewn):
         return np.asarray(samples + np.where(hot, rng.exponential(self.level, shape), 0.0))
 
     def describe(self) -> str:
-        """Return what this noise is, in a few words for people."""
+        """See `Noise.describe`."""
         if self.density is None:
             return "hot pixels, to be found"
         where = "pixels, the same in all frames" if self.fixed else "samples"

@@ -32,7 +32,7 @@ def channel_of(samples: Any, missing: Any) -> tuple[Floats, NDArray[np.bool_]]:
     Raises
     ------
     InputError
-        For anything but one recording of samples that are finite or missing, and a mask that does not fit.
+        For anything but one finite recording, and a mask that does not fit.
     """
     if missing is None:
         values = check_floats("samples", samples, ndim=1)
@@ -55,12 +55,12 @@ def interpolated(values: Floats, present: NDArray[np.bool_]) -> Floats:
 
 
 def spread_of(values: Floats) -> float:
-    """Return the standard deviation of the bulk of values about 0, whatever their outliers are."""
+    """Return a robust standard deviation of values about 0."""
     return TO_SIGMA * float(np.median(np.abs(values))) if values.size else 0.0
 
 
 def robust_weights(error: Floats, used: NDArray[np.bool_]) -> Floats:
-    """Return Huber's weights for residuals about 0: 1 for the bulk of them, 0 for those that are not used."""
+    """Return Huber's weights for residuals about 0; 0 for those that are not used."""
     size = np.abs(error)
     # Without noise most errors are 0 but for rounding, and the fit becomes one of least absolute values.
     limit = max(OfRecordings.huber * spread_of(error[used]), 1e-12 * float(size.max(initial=0.0)), 1e-300)
@@ -68,10 +68,7 @@ def robust_weights(error: Floats, used: NDArray[np.bool_]) -> Floats:
 
 
 def prediction_filter(values: Floats, present: NDArray[np.bool_], order: int) -> tuple[Floats, NDArray[np.bool_]]:
-    """Return the filter (order + 1,) that leaves the error of linear prediction, and where it meets no gap.
-
-    A robust fit: outliers of the error, such as jumps, have little weight. Order 0 leaves the values as they are.
-    """
+    """Return the filter (order + 1,) that leaves the error of linear prediction, and where it meets no gap."""
     from numpy.lib.stride_tricks import sliding_window_view
 
     if order == 0:
@@ -99,24 +96,23 @@ class Hum(Subtracted):
     Parameters
     ----------
     frequencies : sequence of float
-        In cycles a sample, > 0 and < 1/2: 50 / 360 for mains of 50 Hz in a recording of 360 samples a second. The
-        harmonics are to be named too.
+        In cycles a sample, > 0 and < 1/2: 50 / 360 for mains of 50 Hz in a recording of 360 samples a second. Harmonics
+        have to be named too.
     amplitudes : sequence of float, optional
-        In the units of the input, >= 0, one for each frequency. Not known when not given.
+        In the units of the input, >= 0, one for each frequency.
     phases : sequence of float, optional
-        In radians, at the first sample. Not known when not given; they need `amplitudes`.
+        In radians, at the first sample; they need `amplitudes`.
 
     Raises
     ------
     InputError
-        For no frequency, for one out of range or given twice, for sequences of different lengths, and for phases
+        For frequencies that are none, out of range or given twice, for sequences of different lengths, and for phases
         without amplitudes.
 
     Notes
     -----
-    `reduce` subtracts the hum where amplitudes and phases are known, and fits both to each channel otherwise, by
-    generalized least squares with the weights of Huber: the recording is filtered by the error of its own linear
-    prediction, so that what a signal is made of counts little. Cost O(N m²) for N samples and m frequencies.
+    `reduce` subtracts the hum. Without phases it fits amplitudes and phases to each channel, by generalized least
+    squares with Huber's weights on the error of linear prediction. Cost O(N m²) for N samples and m frequencies.
 
     References
     ----------
@@ -156,7 +152,7 @@ class Hum(Subtracted):
             object.__setattr__(self, "phases", phases)
 
     def wave(self, size: int) -> Floats:
-        """Return the hum itself, shape (size,), from amplitudes and phases that are known."""
+        """Return the hum itself, shape (size,)."""
         if self.amplitudes is None or self.phases is None:
             raise InputError("phases: got none, so that the hum is not known; give amplitudes and phases")
         basis = waves(self.frequencies, size)
@@ -170,7 +166,7 @@ class Hum(Subtracted):
         return np.asarray(samples + replace(self, phases=phases).wave(len(samples))[:, None])
 
     def describe(self) -> str:
-        """Return the frequencies, and how strong the hum is where that is known."""
+        """See `Noise.describe`."""
         shown = listed(self.frequencies, 4, ".6g")
         strength = "" if self.amplitudes is None else f", amplitude {math.hypot(*self.amplitudes):.4g}"
         return f"hum at {shown} cycles a sample{strength}"
@@ -184,7 +180,7 @@ class Hum(Subtracted):
         return np.stack([self.fitted(channel, missing).wave(len(samples)) for channel in samples.T], axis=1)
 
     def fitted(self, samples: Array, missing: NDArray[np.bool_] | None = None) -> Hum:
-        """Return the hum of these frequencies that a recording of shape (N,) has, with amplitudes and phases."""
+        """Return the hum of these frequencies that lies on a recording (N,)."""
         values, present = channel_of(samples, missing)
         needed = 8 * len(self.frequencies)
         if len(values) < needed:
@@ -222,7 +218,7 @@ def _named(frequencies: tuple[float, ...], coefficients: Floats) -> Hum:
 
 
 def fit(values: Floats, basis: Floats, present: NDArray[np.bool_]) -> Floats:
-    """Return the coefficients of a basis (N, m) that lies on a recording (N,): robust generalized least squares."""
+    """Return the coefficients of a basis (N, m) that lies on a recording (N,)."""
     scale = float(np.abs(values[present]).max(initial=0.0))
     if scale == 0:
         return np.zeros(basis.shape[1])
@@ -267,24 +263,21 @@ class Drift(Subtracted):
     Parameters
     ----------
     scale : float
-        In samples, >= 8. Of a wave of this period about half counts as drift, of one of half the period 6 %, and of
-        one of twice the period 94 % (see the notes).
+        In samples, >= 8. Of a wave of this period about half counts as drift.
     sigma : float, optional
-        Standard deviation of the drift, in the units of the input, >= 0: for `sample` alone.
+        Standard deviation of the drift, in the units of the input, >= 0; only `sample` uses it.
 
     Raises
     ------
     InputError
-        For a scale that is not >= 8, and a sigma that is not >= 0.
+        For a scale < 8, and a negative sigma.
 
     Notes
     -----
-    `estimate_noise` does not look for drift: who names it says that nothing of interest is slower than
-    `scale`. The mean of a recording stays what it is.
+    `estimate_noise` does not look for drift. Slow parts of the signal are taken out with it, but for the mean.
 
     `reduce` finds the baseline b of samples y that minimizes ``Σ w (y - b)² + (scale / 2π)⁴ Σ (b'')²``, w Huber's
-    weights for y - b, so that heart beats and spikes pull it little. Where the weights are equal, a wave of period P
-    far from the ends keeps the share 1 / (1 + (scale / P)⁴) in the baseline. Cost O(N).
+    weights for y - b. With equal weights about 1 / (1 + (scale / P)⁴) of a wave of period P is in the baseline. O(N).
 
     References
     ----------
@@ -334,7 +327,7 @@ class Drift(Subtracted):
         return np.interp(np.arange(size) / cell, np.arange(length), coarse)
 
     def describe(self) -> str:
-        """Return the scale, and the strength where that is known."""
+        """See `Noise.describe`."""
         strength = "" if self.sigma is None else f", sigma {self.sigma:.4g}"
         return f"drift slower than {self.scale:.4g} samples{strength}"
 
@@ -347,7 +340,7 @@ class Drift(Subtracted):
         return np.stack([self.baseline(channel, present) for channel in samples.T], axis=1)
 
     def baseline(self, samples: Floats, present: NDArray[np.bool_]) -> Floats:
-        """Return the drift of one recording (N,), of mean 0 over the samples that are present."""
+        """Return the drift of one recording (N,)."""
         count = int(np.count_nonzero(present))
         if count < 2:
             return np.zeros(len(samples))

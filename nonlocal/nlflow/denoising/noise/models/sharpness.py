@@ -21,8 +21,7 @@ Places = NDArray[np.intp]
 class Outliers:
     """Where samples of one channel (H, W) are far from both neighbours along an axis, these being as what is around.
 
-    A point behind optics of a standard deviation of 0.8 pixels keeps 0.46 of its height in the next pixel; the idea is
-    that of van Dokkum 2001 (doi 10.1086/323894). How far is far is told by the tail of the samples.
+    Optics of a standard deviation of 0.8 pixels are assumed; the idea is that of van Dokkum 2001 (doi 10.1086/323894).
     """
 
     rows: Places
@@ -35,7 +34,7 @@ class Outliers:
 
     @classmethod
     def of(cls, plane: Array, absent: NDArray[np.bool_], band: int | None = None) -> Self:
-        """Look at samples of any unit, of which every `band` rows need not go on in the next; O(N)."""
+        """Look at samples of any unit, of which every `band` rows need not go on in the next."""
         z, unit = _filled(plane, absent)
         columns = z.shape[1]
         padded = np.pad(z, 2, mode="reflect" if min(z.shape) > 2 else "edge")
@@ -80,7 +79,7 @@ class Outliers:
 
     @property
     def believed(self) -> bool:
-        """Whether they are no part of the picture: farther off than a tail, and strewn, or in a soft picture."""
+        """Whether they are no part of the picture."""
         for chosen, least in ((self.found & self.soft, OfSharpness.least), (self.alone, OfSharpness.least_alone)):
             count = np.count_nonzero(chosen)
             if count < least or float(np.median(self.excess[chosen])) < OfSharpness.beyond:

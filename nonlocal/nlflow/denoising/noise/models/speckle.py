@@ -34,16 +34,15 @@ class Speckle(Noise):
         Shape of the gamma law, > 0: of how many independent exponential intensities a sample is the mean. 1 for fully
         developed speckle.
     amplitude : bool
-        Whether z is the root of an intensity: g is then the root of a gamma variable, of mean 1 too. Of Rayleigh's law
-        for one look.
+        Whether z is the root of an intensity: g is then the root of a gamma variable, of mean 1 too.
     spectrum : array of shape (h, w) or (C, h, w), for signals (n,) or (C, 1, n), optional
-        Power of the noise by frequency, of any scale, as that of `GaussianNoise`: of neighbours that share their
-        speckle, in the units of `reduce`. White where there is none.
+        Power of the noise by frequency in the units of `reduce`, of any scale, as that of `GaussianNoise`. White where
+        there is none.
 
     Raises
     ------
     InputError
-        For a number that is not finite and > 0, and for a spectrum that `GaussianNoise` refuses.
+        For a number of looks that is not finite and > 0, and for a spectrum that `GaussianNoise` refuses.
 
     Notes
     -----
@@ -52,7 +51,7 @@ class Speckle(Noise):
         D = log m + ((z / m)^p / e - 1) / p + w (E[g^(p + 1)] / e - 1),      e = E[g^p],
 
     p = 1/3 of intensities and 2/3 of amplitudes, w the weight of a sample in m, and of what is correlated with it. D is
-    about log x on average where m is about x, and its noise is nearly Gaussian, of standard deviation `stable_sigma`.
+    about log x on average where m is about x, with nearly Gaussian noise of standard deviation `stable_sigma`.
 
     References
     ----------
@@ -108,22 +107,17 @@ class Speckle(Noise):
         return np.asarray(samples * law / gamma_moment(self.looks, 1 / self._root_of))
 
     def describe(self) -> str:
-        """Return what this noise is, in a few words for people."""
+        """See `Noise.describe`."""
         of = "amplitudes, the roots of intensities, with " if self.amplitude else ""
         return f"{of}{_looks(self)}, in proportion to the intensity"
 
     def reduce(self, samples: Array, missing: NDArray[np.bool_] | None = None) -> Reduction:
-        """Make the noise additive and nearly Gaussian, of standard deviation `stable_sigma`.
-
-        Returns
-        -------
-        Reduction
-            `back` takes an estimate of the same shape.
+        """Make the noise additive and nearly Gaussian; see the notes.
 
         Raises
         ------
         InputError
-            For negative intensities, and a spectrum of other samples.
+            For negative samples, and a spectrum that does not fit.
         """
         rest = _rest(GaussianNoise(self.stable_sigma, self.spectrum), samples)
         absent = np.zeros(samples.shape[:-1], bool) if missing is None else missing
@@ -144,7 +138,7 @@ class Speckle(Noise):
         return Reduction(stable.astype(samples.dtype), back, missing, rest)
 
     def scaled(self, factor: float) -> Self:
-        """Return speckle of looks / factor²: intensities have `factor` times the deviation, amplitudes nearly so."""
+        """Return speckle of looks / factor²: intensities have `factor` times the deviation, amplitudes about so."""
         factor = check_number("factor", factor, minimum=0, strict=True, hint="speckle of infinitely many looks is none")
         return replace(self, looks=self.looks / factor**2)
 
@@ -162,7 +156,7 @@ class LogSpeckle(Noise):
     looks : float
         Shape of the gamma law, > 0; 1 for fully developed speckle.
     spectrum : array of shape (h, w) or (C, h, w), for signals (n,) or (C, 1, n), optional
-        Power of the noise by frequency, as that of `Speckle`.
+        As that of `Speckle`.
 
     Raises
     ------
@@ -218,11 +212,11 @@ class LogSpeckle(Noise):
         return np.asarray(samples + self.scale * (law - self._mean))
 
     def describe(self) -> str:
-        """Return what this noise is, in a few words for people."""
+        """See `Noise.describe`."""
         return f"logarithms of {_looks(self)}: sigma {self.scale * math.sqrt(_trigamma(self.looks)):.3g}"
 
     def reduce(self, samples: Array, missing: NDArray[np.bool_] | None = None) -> Reduction:
-        """Draw the black dots in: nearly Gaussian noise in the units of the input. See `Noise.reduce`."""
+        """Draw the black dots in; see the notes."""
         from scipy.special import digamma
 
         rest = _rest(GaussianNoise(self.scale * Speckle(self.looks).stable_sigma, self.spectrum), samples)

@@ -28,8 +28,8 @@ class Spikes(Strewn):
     Parameters
     ----------
     density : float, optional
-        Spikes a sample in `sample`, 0 <= density < 1; where they were found, the part of the samples that is hit. None
-        where they are to be found (`completed`).
+        Spikes a sample in `sample`; where they were found, the part of the samples that is hit, 0 <= density < 1. None
+        where they are to be found.
     level : float
         Mean height of spikes, in the units of the input, >= 0; only `sample` uses it.
 
@@ -40,16 +40,12 @@ class Spikes(Strewn):
 
     Notes
     -----
-    A spike is narrower than what an instrument lets through; a line of a spectrum is two samples wide at half of its
-    height, or wider, and has flanks. A run of up to five samples is one where free values meet it better than a line or
-    a decay, beyond what chance explains. Samples of one value, strewn and far from their neighbours, are what a sensor
-    gives in place of none, and count too.
+    A run of up to five samples is a spike where free values meet it better than a line of two samples or more, or a
+    decay. Far-off samples of one value, strewn, count too. Runs stay that may be the signal: alike in height or in
+    their intervals, many, or as narrow as lines of the recording and of one sign; and all runs in a recording of
+    nothing but noise, or without noise.
 
-    Runs stay that may be what was recorded: alike in height or in their intervals, as beats are; many; as narrow as
-    lines of the recording, and all of one sign; in a recording of nothing but noise, or without noise.
-
-    In a single recording the samples of a spike are missing afterwards, in several channels they are interpolated.
-    O(N).
+    `reduce` marks spikes of a single recording as missing, and interpolates those of several channels. O(N).
 
     Examples
     --------
@@ -76,7 +72,7 @@ class Spikes(Strewn):
         return np.asarray(samples + heights)
 
     def describe(self) -> str:
-        """Return what this noise is, in a few words."""
+        """See `Noise.describe`."""
         if self.density is None:
             return "spikes, to be found"
         return f"spikes: {100 * self.density:.3g} % of the samples stick out and are narrower than any line"
@@ -93,7 +89,7 @@ class Spikes(Strewn):
         return spikes_in(np.asarray(samples, np.float64), present)[0]
 
     def reduce(self, samples: Array, missing: NDArray[np.bool_] | None = None) -> Reduction:
-        """Say where spikes are, or interpolate where there are several channels; see the notes.
+        """Mark or interpolate spikes; see the notes.
 
         Raises
         ------
@@ -164,10 +160,7 @@ def rough_of(values: Floats) -> Floats:
 
 
 def spikes_in(samples: Floats, present: NDArray[np.bool_]) -> tuple[NDArray[np.bool_], str]:
-    """Return where channels (N, C) of a recording have spikes, and why what looks like them stays.
-
-    Where there are spikes, weaker ones are likely: they are looked for again beside the first.
-    """
+    """Return where channels (N, C) of a recording have spikes, and why what looks like them stays."""
     found = np.zeros(samples.shape, bool)
     if len(samples) < 4 * OfSpikes.beside + 3 or np.count_nonzero(present) < len(samples) / 2:
         return found, ""

@@ -33,7 +33,7 @@ class Stripes(Subtracted):
     Raises
     ------
     InputError
-        For a negative sigma, numbers that are not finite, and an axis that an image has not.
+        For a negative sigma, numbers that are not finite, and another axis.
 
     Notes
     -----
@@ -42,9 +42,8 @@ class Stripes(Subtracted):
 
         Σ ρ((o[i + k] - o[i] - d[i, k])² / v[i, k]) + Σ o[i]² / sigma²
 
-    with ρ of Student's law, so that a horizon stays, and v from the spread of the differences. The second sum keeps low
-    frequencies of the offsets, which are as likely to be shading, nearly at 0. Offsets that all rows share are
-    brightness and stay. O(N).
+    with ρ of Student's law, and v from the spread of the differences. Low frequencies of the offsets stay in the image,
+    as they may be shading, and so does their mean. O(N).
 
     Examples
     --------
@@ -77,7 +76,7 @@ class Stripes(Subtracted):
         return np.asarray(samples + rng.normal(0, self.sigma, shape))
 
     def describe(self) -> str:
-        """Return what this noise is, in a few words for people."""
+        """See `Noise.describe`."""
         line = "row" if self.axis == 0 else "column"
         return f"stripes: each {line} has an offset, of standard deviation {self.sigma:.3g}"
 
