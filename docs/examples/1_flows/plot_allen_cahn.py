@@ -2,9 +2,8 @@
 Two phases that coarsen, as a film
 ==================================
 
-:class:`nlflow.AllenCahn` drives values to −1 and 1, and the diffusion of :class:`nlflow.J` makes the border
-between them short. From noise, patches form and grow. :class:`nlflow.plotting.Film` makes a film while the run goes
-on, at times of its own, and :class:`nlflow.Energy` writes the energy down at others.
+:class:`nlflow.AllenCahn` drives values to −1 and 1, and the diffusion of :class:`nlflow.J` shortens the border between
+them. :class:`nlflow.plotting.Film` makes a film while the run goes on.
 """
 
 import tempfile
@@ -18,17 +17,14 @@ from PIL import Image
 from nlflow import ETD4RK, AllenCahn, Energy, Film, Gaussian, GradientFlow, Grid, J, affinity, solve
 
 # %%
-# A periodic square of 192 × 192 nodes, a nonlocal diffusion, and small noise at the start.
-# :class:`nlflow.ETD4RK` takes the diffusion exactly, by a Fourier transform, so that the reaction alone limits
-# its steps.
+# :class:`nlflow.ETD4RK` takes the diffusion exactly, by a Fourier transform; the reaction limits its steps.
 
 grid = Grid((192, 192), boundary="periodic")
 flow = GradientFlow(J(affinity(Gaussian(width=2.0), grid)), metric="degree", reaction=AllenCahn(1.0))
 start = 0.1 * np.random.default_rng(0).standard_normal(grid.shape)
 
 # %%
-# Steps end at the times of the film and of the energy; nothing is interpolated. A GIF needs no package beside those of
-# nlflow; an .mp4 needs PyAV.
+# Steps end at the times of the film and of the energy.
 
 times = np.logspace(0.5, 2.5, 25)
 with tempfile.TemporaryDirectory() as folder:
@@ -42,8 +38,8 @@ with tempfile.TemporaryDirectory() as folder:
             pictures.append(film.convert("RGB"))
 
 # %%
-# Values stay between −1 and 1, and the energy falls. It is the length of the border times a constant, and the border
-# shortens by its curvature: its length falls like one over the root of t, once the patches have formed.
+# The energy is the length of the border times a constant. The border shortens by its curvature: once patches have
+# formed, its length falls like one over the root of t.
 
 energy = solution.records["energy"]
 assert np.abs(solution.u).max() <= 1 + 1e-6
@@ -64,7 +60,6 @@ panels["e"].set(xlabel="t", ylabel="J and the potential", title="Energy")
 panels["e"].legend()
 
 # %%
-# The film.
 
 figure, axis = plt.subplots(figsize=(4.8, 4.2), layout="constrained", dpi=90)
 shown = axis.imshow(pictures[0])

@@ -2,9 +2,8 @@
 Constant or not
 ===============
 
-Two flows smooth the same signal with the same Gaussian kernel. The gradient flow of :class:`nlflow.J` runs to a
-constant, as repeated attention layers do. The flow of :class:`nlflow.E` also draws back to the signal, and stops
-before. Both converge exponentially, and one eigenvalue gives their rates. :func:`nlflow.solve` integrates them.
+The gradient flow of :class:`nlflow.J` runs to a constant, as repeated attention layers do. The flow of
+:class:`nlflow.E` also draws back to the signal. One eigenvalue gives the rates of both.
 """
 
 import matplotlib.pyplot as plt
@@ -13,8 +12,7 @@ import numpy as np
 from nlflow import E, Gaussian, GradientFlow, Grid, J, MarkovChain, affinity, equilibrium, solve
 
 # %%
-# The signal is a box, a wave and a little noise on the unit interval. In the degree metric the flow of J is
-# :math:`du/dt = Pu - u` with the averaging operator P. The flow of E adds :math:`\tilde\lambda (f - u)`.
+# In the degree metric the flow of J is :math:`du/dt = Pu - u`; that of E adds :math:`\tilde\lambda (f - u)`.
 
 width, fidelity = 0.05, 0.3
 grid = Grid(200, spacing=1 / 200, boundary="reflect")
@@ -30,10 +28,9 @@ j = solve(j_flow, f, t_eval=times, energies=False)
 e = solve(e_flow, f, t_eval=times, energies=False)
 
 # %%
-# The constant is the mean of the signal. The other limit is the minimizer of E. The slowest deviation from the mean
-# decays at the rate :math:`1 - \mu_2`, where :math:`\mu_2` is the second eigenvalue of P. The slowest deviation from
-# the minimizer decays at :math:`1 - \mu_2 + \tilde\lambda`. For this kernel the eigenvalue has a closed form, since
-# the slowest deviation is half a cosine.
+# The slowest deviation from the mean decays at the rate :math:`1 - \mu_2`, :math:`\mu_2` being the second eigenvalue of
+# P; that from the minimizer of E at :math:`1 - \mu_2 + \tilde\lambda`. Here the slowest deviation is half a cosine, so
+# the eigenvalue has a closed form.
 
 rate = 1 - MarkovChain(weights).second_eigenvalue
 print(f"rate of the J-flow {rate:.6f}, closed form {-np.expm1(-((np.pi * width) ** 2) / 2):.6f}")
@@ -52,8 +49,6 @@ print(f"deviation from the mean left at t = {times[-1]:.0f}:")
 print(f"J-flow {to_constant[-1] / to_constant[0]:.1e}, E-flow {left_by_e[-1] / left_by_e[0]:.3f}")
 
 # %%
-# The upper panels show the signals over space and time. The lower panel shows their distances from a constant and
-# from the minimizer, and the rates that bound these distances.
 
 figure, axes = plt.subplot_mosaic([["J", "E"], ["decay", "decay"]], figsize=(7.6, 6.4), layout="constrained")
 for name, title, solution in (("J", "J-flow", j), ("E", rf"E-flow, $\tilde\lambda = {fidelity}$", e)):

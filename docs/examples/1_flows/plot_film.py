@@ -2,9 +2,8 @@
 A film of two flows
 ===================
 
-The film shows a noisy photograph under the flows of :class:`nlflow.J` and :class:`nlflow.E`. Both use the same patch
-kernel (:class:`nlflow.Patch`), which averages patches that look alike. Both remove the noise first. Then the flow of
-J runs on to a grey square, and the flow of E stops. The time is logarithmic.
+A noisy photograph under the flows of :class:`nlflow.J` and :class:`nlflow.E`, with one kernel of patches that look
+alike (:class:`nlflow.Patch`). Both remove the noise first. Then the flow of J runs on to a grey square.
 """
 
 import matplotlib.pyplot as plt
@@ -15,7 +14,6 @@ from skimage import data
 from nlflow import E, Exponential, GradientFlow, Grid, J, Patch, affinity, solve
 
 # %%
-# The data is a photograph of 96 × 96 pixels with noise, an affinity of its patches, and the two flows at 18 times.
 # The exact exponential (:class:`nlflow.Exponential`) takes one step from each time to the next.
 
 sigma, fidelity = 20.0, 0.2
@@ -30,7 +28,6 @@ j = solve(j_flow, noisy, t_eval=times, integrator=Exponential(tol=1e-5))
 e = solve(e_flow, noisy, t_eval=times, integrator=Exponential(tol=1e-5))
 
 # %%
-# J and E never rise along their flows. The remaining contrast differs.
 
 assert np.all(np.diff(j.energy) <= 1e-6 * j.energy[0])
 assert np.all(np.diff(e.energy) <= 1e-6 * e.energy[0])
@@ -41,7 +38,6 @@ assert contrast["J"][-1] < 0.01 * contrast["J"][0]
 assert contrast["E"][-1] > 0.5 * contrast["E"][0]
 
 # %%
-# Four of the 18 times.
 
 stills = (0, 4, 9, 17)
 figure, rows = plt.subplots(2, len(stills), figsize=(7.6, 4.3), layout="constrained")
@@ -52,7 +48,6 @@ for row, name, solution in zip(rows, "JE", (j, e), strict=True):
         axis.set_axis_off()
 
 # %%
-# The film.
 
 figure, axes = plt.subplots(1, 2, figsize=(6.4, 3.6), layout="constrained", dpi=90)
 pictures = []

@@ -3,8 +3,8 @@ Spots and stripes of two substances
 ===================================
 
 Two channels that diffuse by averages over a kernel, and react: :class:`nlflow.flows.SystemFlow` with
-:class:`nlflow.flows.GrayScott`. A substrate is fed everywhere, an autocatalyst eats it and dies. Which pattern comes of
-a few drops of the catalyst depends on how much is fed (F) and how quickly it dies (k).
+:class:`nlflow.flows.GrayScott`. Which pattern a few drops of the catalyst make depends on how much substrate is fed (F)
+and how quickly the catalyst dies (k).
 """
 
 import matplotlib.pyplot as plt
@@ -14,8 +14,8 @@ from nlflow import ETD4RK, Gaussian, Grid, J, affinity, solve
 from nlflow.flows import GrayScott, SystemFlow
 
 # %%
-# A periodic square. The rates are those of the Laplacian with Pearson's diffusivities, 2 D / width²: an average over a
-# narrow kernel, less the value itself, is half the square of its width times the second derivatives.
+# An average over a narrow kernel, less the value itself, is about half the square of its width times the second
+# derivatives. So the rates are 2 D / width², with Pearson's diffusivities.
 
 side, width = 120, 1.2
 grid = Grid((side, side), boundary="periodic")
@@ -29,7 +29,6 @@ drops = np.minimum(np.exp(-np.sum(offsets**2, axis=-1) / 18).sum(axis=1), 1).res
 start = np.stack([1 - drops / 2, drops / 4], axis=-1)
 
 # %%
-# :class:`nlflow.ETD4RK` takes the diffusion of both channels exactly, by one transform for both.
 
 names = {"spots that divide": (0.0367, 0.0649), "a maze": (0.029, 0.057), "coral": (0.0545, 0.062)}
 patterns = {}

@@ -2,9 +2,8 @@
 Particles: discs, rings, mills and clusters
 ===========================================
 
-Particles that attract from afar and repel nearby settle in patterns that depend on their potential alone.
-:class:`nlflow.flows.ParticleFlow` moves them down their energy; with inertia and a propulsion of their own they never
-stop, and mill. Tokens of a transformer are particles too, on a sphere: :class:`nlflow.SphereFlow`.
+:class:`nlflow.flows.ParticleFlow` moves particles that attract from afar and repel nearby down their energy. Tokens of
+a transformer are particles on a sphere: :class:`nlflow.SphereFlow`.
 """
 
 import matplotlib.pyplot as plt
@@ -17,8 +16,8 @@ from nlflow.kernels import Morse, PowerLaws
 rng = np.random.default_rng(0)
 
 # %%
-# Attraction by r^2 / 2. With the repulsion -log r, the force of electric charges in the plane, the minimizer of the
-# energy is a disc of radius 1 with the same density everywhere; with softer ones particles gather on a ring.
+# Attraction by r^2 / 2. With the repulsion -log r the minimizer of the energy is a disc of radius 1 with the same
+# density everywhere; with softer ones particles gather on a ring.
 
 x = rng.uniform(-1, 1, (400, 2))
 loose = RungeKutta(1e-3, 1e-4)
@@ -32,9 +31,8 @@ print(f"the ring has the radius {np.linalg.norm(ring.final - ring.final.mean(axi
 assert disc.energy[-1] < disc.energy[0]
 
 # %%
-# Self-propelled particles, dv/dt = (1.6 - 0.5 v^2) v - grad, with the Morse potential: repulsion over 0.5, attraction
-# over 2. They keep the speed sqrt(1.6 / 0.5) = 1.79 and circle around their middle (D'Orsogna, Chuang, Bertozzi and
-# Chayes 2006, doi 10.1103/PhysRevLett.96.104302).
+# Self-propelled particles, dv/dt = (1.6 - 0.5 v^2) v - grad, with the Morse potential, circle around their middle with
+# the speed sqrt(1.6 / 0.5) = 1.79 (D'Orsogna, Chuang, Bertozzi and Chayes 2006, doi 10.1103/PhysRevLett.96.104302).
 
 start = rng.uniform(-1.5, 1.5, (200, 2))
 turning = np.stack([-start[:, 1], start[:, 0]], axis=1) + 0.5 * rng.standard_normal((200, 2))
@@ -52,7 +50,7 @@ spin = np.mean((place[:, 0] * v[:, 1] - place[:, 1] * v[:, 0]) / np.linalg.norm(
 print(f"mean speed {np.linalg.norm(v, axis=1).mean():.2f}, of which {abs(spin):.2f} goes around the middle")
 
 # %%
-# Tokens that attend to each other with inverse temperature 16 gather in clusters, which last long.
+# Tokens that attend to each other gather in clusters.
 
 tokens = on_sphere(rng.standard_normal((800, 3)))
 flow = SphereFlow(tokens, beta=16.0)

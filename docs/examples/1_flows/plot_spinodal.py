@@ -2,13 +2,12 @@ r"""
 Spinodal decomposition
 ======================
 
-A mixture that is quenched separates into two phases. What one place loses another gains, so that the flow is the one
-of :class:`nlflow.functionals.ConservedMetric`, the nonlocal Cahn-Hilliard equation
+A mixture that is quenched separates into two phases, by the flow of :class:`nlflow.functionals.ConservedMetric`, the
+nonlocal Cahn-Hilliard equation
 
-.. math:: \frac{du}{dt} = -M \mu, \qquad \mu = L u + u^3 - u.
+.. math:: \frac{du}{dt} = -M \mu, \qquad \mu = L u + u^3 - u,
 
-:math:`\mu` is the chemical potential and :math:`M = L` carries mass from node to node. With as much of one phase as of
-the other a labyrinth forms; with less of one there are droplets.
+with :math:`M = L`. Equal phases form a labyrinth, others form droplets.
 """
 
 import matplotlib.pyplot as plt
@@ -18,8 +17,7 @@ from matplotlib.animation import FuncAnimation
 from nlflow import ETD4RK, AllenCahn, ConvexSplitting, Gaussian, GradientFlow, Grid, J, affinity, solve
 
 # %%
-# A periodic square of 128 × 128 nodes, and a Gaussian kernel scaled such that L is close to :math:`-\Delta` for waves
-# that are long beside its width.
+# The Gaussian kernel is scaled such that L is close to :math:`-\Delta` for waves that are long beside its width.
 
 grid = Grid((128, 128), boundary="periodic")
 width = 1.0
@@ -27,14 +25,13 @@ weights = affinity(Gaussian(width=width, amplitude=1 / (2 * np.pi * width**4)), 
 flow = GradientFlow(J(weights), "conserved", reaction=AllenCahn(interval=(-1.2, 1.2)))
 
 # %%
-# :class:`nlflow.ETD4RK` takes the stiff linear part exactly, by a Fourier transform.
 
 noise = 0.05 * np.random.default_rng(0).standard_normal(grid.shape)
 times = np.concatenate([[0.0], np.logspace(0.7, 2.6, 24)])
 runs = {mean: solve(flow, mean + noise - noise.mean(), t_eval=times, integrator=ETD4RK(0.5)) for mean in (0.0, -0.35)}
 
 # %%
-# Mass stays to rounding, and the energy falls. Values pass −1 and 1 a little: there is no maximum principle.
+# Mass stays to rounding, and the energy falls. There is no maximum principle: values pass −1 and 1 a little.
 
 for mean, run in runs.items():
     print(
@@ -52,9 +49,9 @@ for row, (mean, run) in zip(rows, runs.items(), strict=True):
         axis.set_axis_off()
 
 # %%
-# How fast does it begin? A wave of wave number k grows at the rate :math:`\ell_k (1 - \ell_k)`, with
-# :math:`\ell_k = \frac{2}{\sigma^2} (1 - e^{-k^2 \sigma^2 / 2})` for this kernel. The line is the formula, the points
-# are the spectrum of u after 5 units of time.
+# At first a wave of wave number k grows at the rate :math:`\ell_k (1 - \ell_k)`, with :math:`\ell_k =
+# \frac{2}{\sigma^2} (1 - e^{-k^2 \sigma^2 / 2})` for this kernel. The points are the spectrum of u after 5 units of
+# time.
 
 waves = 2 * np.pi * np.fft.fftfreq(128)
 size = np.hypot(*np.meshgrid(waves, waves)).ravel()
@@ -79,7 +76,7 @@ right.set(xlabel="t", ylabel="energy per node", title="Coarsening")
 right.legend()
 
 # %%
-# Steps of any length: :class:`nlflow.ConvexSplitting` lowers the energy also where they are far too long to be right.
+# :class:`nlflow.ConvexSplitting` lowers the energy also where steps are far too long to be right.
 
 for dt in (1.0, 1e4):
     run = solve(flow, noise, t_eval=dt * np.arange(11), integrator=ConvexSplitting(dt))
@@ -87,7 +84,6 @@ for dt in (1.0, 1e4):
     assert np.all(np.diff(run.energy) < 0)
 
 # %%
-# The labyrinth and the droplets as a film.
 
 figure, axes = plt.subplots(1, 2, figsize=(6.4, 3.6), layout="constrained", dpi=90)
 pictures = [

@@ -2,9 +2,8 @@
 A flow on a volume
 ==================
 
-The nodes are a grid of 48 × 48 × 20, as of a scan whose slices lie farther apart than its pixels. The flow of
-:class:`nlflow.E` runs in space: it draws each node to its neighbours in all three directions.
-:class:`nlflow.flows.Frames` writes the volume for ParaView while the run goes on.
+A grid of 48 × 48 × 20 nodes, as of a scan whose slices lie farther apart than its pixels. :class:`nlflow.flows.Frames`
+writes the volume for ParaView while the flow of :class:`nlflow.E` runs.
 """
 
 import tempfile
@@ -16,7 +15,7 @@ import numpy as np
 from nlflow import E, Frames, Gaussian, GradientFlow, Grid, affinity, solve
 
 # %%
-# A shell around a ball, with noise. The spacing is part of the grid, so the width of the kernel is a length.
+# The spacing is part of the grid, so the width of the kernel is a length.
 
 volume = Grid((48, 48, 20), spacing=(1.0, 1.0, 2.4))
 distance = np.linalg.norm(volume.nodes - 24, axis=1).reshape(volume.shape)
@@ -26,8 +25,7 @@ weights = affinity(Gaussian(width=1.2), volume)
 flow = GradientFlow(E(weights, noisy, 0.15, measure="degree"), metric="degree")
 
 # %%
-# The list ``scan.pvd`` names a file of image data for each time; ParaView opens it as a film in space. The same tracker
-# writes HDF5 (``.h5``) and zarr (``.zarr``).
+# ParaView opens ``scan.pvd`` as a film in space.
 
 with tempfile.TemporaryDirectory() as folder:
     path = Path(folder) / "scan.pvd"
@@ -37,7 +35,7 @@ print(f"{len(files)} files, from {files[0]} to {files[-1]}")
 assert len(files) == 11
 
 # %%
-# The error falls to less than half. Three slices through the middle, before and after.
+# Three slices through the middle, before and after.
 
 errors = [np.sqrt(np.mean((u - clean) ** 2)) for u in solution.u]
 print("error " + ", ".join(f"{error:.3f} at t = {t:g}" for t, error in zip(solution.t, errors, strict=True)))

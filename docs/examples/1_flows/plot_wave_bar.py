@@ -2,7 +2,7 @@ r"""
 A wave in a peridynamic bar
 ===========================
 
-In peridynamics the nodes of a bar pull at all others within reach, not at their neighbours alone:
+In peridynamics the nodes of a bar pull at all others within reach:
 
 .. math:: \rho\, u'' = \int k(|x - y|)\, (u(y) - u(x))\, dy = -L u.
 
@@ -16,7 +16,7 @@ import numpy as np
 from nlflow import Gaussian, GradientFlow, Grid, J, StoermerVerlet, WaveExponential, WaveFlow, affinity, solve
 
 # %%
-# A ring of length 1 with 512 nodes. The kernel is scaled such that long waves have the speed 1.
+# The kernel is scaled such that long waves have the speed 1.
 
 width, nodes = 0.02, 512
 grid = Grid(nodes, spacing=1 / nodes, boundary="periodic")
@@ -25,8 +25,8 @@ strength = 1 / (width**3 * np.sqrt(2 * np.pi))
 flow = WaveFlow(GradientFlow(J(affinity(Gaussian(width=width, amplitude=strength), grid))))
 
 # %%
-# The frequency of a wave is :math:`\omega(k)^2 = \frac{2}{\sigma^2} (1 - e^{-k^2 \sigma^2 / 2})`, which never exceeds
-# :math:`\sqrt 2 / \sigma`. It is measured at standing waves, which the exact solution shows.
+# A wave has the frequency :math:`\omega(k)^2 = \frac{2}{\sigma^2} (1 - e^{-k^2 \sigma^2 / 2})`. It is measured at
+# standing waves.
 
 
 def frequency(k):
@@ -45,8 +45,8 @@ print(f"frequencies against the closed form: off by {error:.1e}")
 assert error < 1e-9
 
 # %%
-# A narrow and a wide pulse that move to the right. The wide one keeps its shape, the narrow one leaves short waves
-# behind. Velocities are those of a wave that moves to one side, formed in Fourier space.
+# Velocities are those of a wave that moves to the right, formed in Fourier space. The wide pulse keeps its shape, the
+# narrow one leaves short waves behind.
 
 
 def pulse(size):
@@ -81,7 +81,6 @@ for axis, (size, run) in zip(axes[1:], runs.items(), strict=True):
     axis.set(xlabel="x", ylabel="t", title=f"pulse of width {size}")
 
 # %%
-# Both pulses at the end.
 
 figure, axis = plt.subplots(figsize=(7.6, 2.8), layout="constrained")
 for style, (size, run) in zip(("-", "-."), runs.items(), strict=True):

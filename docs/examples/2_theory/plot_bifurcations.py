@@ -2,10 +2,9 @@ r"""
 Which patterns a nonlocal Allen-Cahn equation has
 =================================================
 
-On a circle, :math:`u = 0` is an equilibrium of :math:`du/dt = Pu - u + r (u - u^3)` for every r, and
-loses stability mode by mode: the wave k grows from :math:`r = 1 - \mu_k` on, :math:`\mu_k` being an eigenvalue of P.
-There a branch of patterns with k waves begins, a pitchfork. :func:`nlflow.continue_equilibria` follows the branches,
-finds the pitchforks, and says which equilibria are stable.
+On a circle, :math:`u = 0` is an equilibrium of :math:`du/dt = Pu - u + r (u - u^3)`. At :math:`r = 1 - \mu_k`,
+:math:`\mu_k` being an eigenvalue of P, a branch of patterns with k waves begins. :func:`nlflow.continue_equilibria`
+follows the branches, finds these pitchforks, and says which equilibria are stable.
 """
 
 import matplotlib.pyplot as plt
@@ -15,7 +14,6 @@ from nlflow import Gaussian, GradientFlow, Grid, J, Reaction, affinity, continue
 from nlflow.plotting import bifurcation_figure
 
 # %%
-# A flow for each r. The reaction says its derivative, so that the Jacobian is exact.
 
 nodes = 64
 circle = Grid(nodes, spacing=1 / nodes, boundary="periodic")
@@ -41,8 +39,7 @@ for point, value in zip(zero.points, expected, strict=True):
 assert np.allclose(found, expected, atol=1e-9)
 
 # %%
-# At each of them another branch begins, in both directions. The constants :math:`\pm 1` are there for all r > 0, and
-# alone are stable.
+# At each of them another branch begins, in both directions.
 
 waves = [zero.switch(point, sign=sign) for point in zero.points[1:] for sign in (1, -1)]
 constants = [continue_equilibria(make_flow, np.full(nodes, sign), 0.95, (0.005, 0.95)) for sign in (1.0, -1.0)]
@@ -61,7 +58,6 @@ bifurcation_figure(
 )
 
 # %%
-# The patterns at the end of each branch.
 
 x = circle.nodes[:, 0]
 profiles, axis = plt.subplots(figsize=(7.6, 3.2), layout="constrained")

@@ -2,10 +2,9 @@
 Choosing the fidelity without the clean signal
 ==============================================
 
-The error of the minimizer of E depends on the fidelity, and nobody knows it without the clean signal.
-:func:`nlflow.equilibria.choose_fidelity` estimates it from the noisy one alone: by generalized cross-validation, by
-Stein's estimate where the strength of the noise is known, by the evidence of the Gaussian field, or at the corner of
-the L-curve.
+:func:`nlflow.equilibria.choose_fidelity` estimates from the noisy signal alone with which fidelity the minimizer of E
+is nearest to the clean one: by generalized cross-validation, Stein's estimate, the evidence of the Gaussian field, or
+the corner of the L-curve.
 """
 
 import matplotlib.pyplot as plt
@@ -16,7 +15,6 @@ from nlflow import E, Gaussian, Grid, affinity
 from nlflow.equilibria import choose_fidelity
 
 # %%
-# A picture of 200 × 200 nodes with smooth and sharp parts, and noise.
 
 COLOURS = ("#0b5394", "#56b4e9", "#d1711c", "#009e73", "#cc79a7", "#4d4d4d")
 n, sigma = 200, 0.25
@@ -27,8 +25,7 @@ weights = affinity(Gaussian(width=2.0), Grid((n, n), boundary="reflect"))
 energy = E(weights, noisy, 1.0)
 
 # %%
-# All criteria are sums over the spectrum of L, so one cosine transform gives the curves over all fidelities. On other
-# domains with many nodes one Lanczos iteration does, with an error of the traces.
+# All criteria are sums over the spectrum of L, which a cosine transform gives here.
 
 methods = ("rgcv", "gcv", "sure", "discrepancy", "evidence", "lcurve")
 chosen = {name: choose_fidelity(energy, method=name, sigma=None if "gcv" in name else sigma) for name in methods}
@@ -49,9 +46,9 @@ assert max(errors["rgcv"], errors["sure"]) < 1.1 * true.min()
 assert errors["gcv"] > 1.5 * true.min()
 
 # %%
-# Stein's estimate follows the true error, and cross-validation too, as long as few degrees of freedom are left. The
-# eigenvalues of a kernel are bounded. So for large fidelities the minimizer is nearly a number times the noisy signal,
-# and cross-validation, which has no opinion on such a number, is flat. Its robust form rises there.
+# Stein's estimate follows the true error, cross-validation as long as few degrees of freedom are left: for large
+# fidelities the minimizer is nearly a number times the noisy signal, and cross-validation is flat. Its robust form
+# rises there.
 
 figure, panels = plt.subplot_mosaic([["error", "error"], ["L", "evidence"]], figsize=(7.8, 7), layout="constrained")
 looks = dict(zip(methods, zip(COLOURS, "osD^vP", strict=True), strict=True))

@@ -2,9 +2,9 @@
 Credible bands of a denoised signal
 ===================================
 
-:class:`nlflow.E` is quadratic, so exp(−βE) is the law of a Gaussian field. Its mean is the minimizer of E; its spread
-says how far the signal may be from it. :class:`nlflow.equilibria.GaussianField` draws from it and draws bands around
-it. The signal here has a gap, in which nothing was observed.
+:class:`nlflow.E` is quadratic, so exp(−βE) is the law of a Gaussian field, whose mean is the minimizer of E.
+:class:`nlflow.equilibria.GaussianField` draws from it and draws bands around it. In the gap of this signal nothing was
+observed.
 """
 
 import matplotlib.pyplot as plt
@@ -14,7 +14,6 @@ from nlflow import E, Gaussian, Points, affinity
 from nlflow.equilibria import GaussianField, choose_fidelity
 
 # %%
-# 400 nodes on a line, and noise of known strength. The fidelity is 0 in the gap.
 
 n, sigma = 400, 0.3
 x = np.linspace(0, 1, n)
@@ -23,8 +22,7 @@ noisy = clean + np.random.default_rng(4).normal(0, sigma, n)
 seen = (x < 0.55) | (x > 0.67)
 
 # %%
-# How strong the fidelity is to be, and so how smooth a signal is expected, is told by the evidence of the observed
-# values: the marginal likelihood of the field.
+# The evidence of the observed values, the marginal likelihood of the field, says how strong the fidelity is to be.
 
 nodes = Points(x, weights=np.full(n, 1 / n))
 weights = affinity(Gaussian(width=0.015), nodes)
@@ -33,7 +31,6 @@ choice = choose_fidelity(energy, method="evidence", sigma=sigma)
 print(choice.message, "; success:", choice.success)
 
 # %%
-# The field and its bands. Variances are exact: they come from the whole matrix.
 
 field = GaussianField(choice.energy, sigma=sigma)
 variances = field.variance()
@@ -48,7 +45,7 @@ assert inside > 0.9
 assert covered
 
 # %%
-# The band widens in the gap, where the neighbours alone say something, and a little at the ends.
+# The band widens in the gap, and a little at the ends.
 
 figure, (top, bottom) = plt.subplots(
     2, 1, figsize=(7.8, 6), height_ratios=(3, 1), layout="constrained"

@@ -2,9 +2,8 @@
 Fractional diffusion
 ====================
 
-Heat spreads to neighbours; a Lévy flight jumps. :class:`nlflow.functionals.FractionalLaplacian` lets both run on the
-same disc, with the value 0 outside: the flight by its singular kernel, heat as the limit of a kernel with a small
-horizon.
+:class:`nlflow.functionals.FractionalLaplacian` lets a Lévy flight and heat run on the same disc, with the value 0
+outside: the flight by its singular kernel, heat as the limit of a kernel with a small horizon.
 """
 
 import matplotlib.pyplot as plt
@@ -13,7 +12,6 @@ import numpy as np
 from nlflow import Exponential, FractionalLaplacian, GradientFlow, Grid, solve
 
 # %%
-# The domain is the unit disc. Its nodes know how far they are from the edge, which cuts cells.
 
 side = 81
 grid = Grid((side, side), spacing=2 / side, boundary="isolated")
@@ -25,8 +23,7 @@ operators = {
 }
 
 # %%
-# Both flows begin with a spot left of the centre. Their clocks are set so that the first eigenfunctions decay
-# alike: the first eigenvalue is that of the smallest :math:`\langle u, Au \rangle`, found by inverse iteration.
+# Clocks are set so that the first eigenfunctions decay alike.
 
 spot = np.exp(-((x + 0.4) ** 2 + y**2) / 0.01).reshape(side, side)[inside > 0]
 moments = np.array([0.05, 0.2, 0.6])
@@ -42,7 +39,6 @@ for name, operator in operators.items():
     cuts[name] = [picture[:, side // 2] for picture in pictures[name]]
 
 # %%
-# The flight keeps a peak and has heavy tails at once; heat is a widening bell without tails.
 
 figure, axes = plt.subplots(2, 3, figsize=(7, 4.6), layout="constrained")
 for row, (name, shown) in zip(axes, pictures.items(), strict=True):
@@ -54,7 +50,7 @@ bar = figure.colorbar(image, ax=axes, shrink=0.7)
 bar.set_label("log10 of u over its maximum", fontsize=9)
 
 # %%
-# Along the diameter through the spot, at the first time:
+# Along the diameter through the spot the flight keeps a peak and has heavy tails; heat is a bell that widens.
 
 figure, axis = plt.subplots(figsize=(7, 3), layout="constrained")
 places = grid.axes[0] - 1

@@ -3,8 +3,8 @@ A graph of networkx
 ===================
 
 The members of a karate club and who met whom (Zachary 1977, doi 10.1086/jar.33.4.3629752). Two of them quarrelled, and
-the club split. :func:`nlflow.affinity_from_graph` takes the graph as it is. The minimizer of :class:`nlflow.E`, which
-knows the two alone, tells where the others went.
+the club split. The minimizer of :class:`nlflow.E` on :func:`nlflow.affinity_from_graph`, which knows the two alone,
+tells where the others went.
 """
 
 import matplotlib.pyplot as plt
@@ -18,8 +18,7 @@ graph = affinity_from_graph(club)
 print(graph.reason)
 
 # %%
-# The instructor is node 0, the administrator node 33. At both the fidelity is large, elsewhere it is 0: there the
-# minimizer is the average of its neighbours.
+# At these two the fidelity is large, elsewhere 0: there the minimizer is the average of its neighbours.
 
 f, known = np.zeros(34), np.zeros(34)
 f[[0, 33]], known[[0, 33]] = (1, -1), 1000
@@ -29,8 +28,7 @@ right = int(np.sum(np.sign(found) == joined))
 print(f"{right} of {len(club)} members are told rightly")
 
 # %%
-# The flow of :class:`nlflow.J` in the metric ``degree`` is that of the random walk on the graph. It forgets the two
-# sides at the rate of the spectral gap.
+# The flow of :class:`nlflow.J` forgets the two sides at the rate of the spectral gap.
 
 chain = MarkovChain(graph)
 times = np.linspace(0, 40, 41)

@@ -2,11 +2,9 @@
 Values held in a volume
 =======================
 
-A plate is held at given temperatures along its rim and in a disk. :class:`nlflow.Constraint` holds them to the last
-bit.
-Nodes see others up to some distance, so the rim has to be as wide as that (a volume constraint, in place of the
-boundary condition of a differential equation). The other nodes follow the flow of :class:`nlflow.J`, whose limit is the
-harmonic extension of the held values.
+:class:`nlflow.Constraint` holds a plate at given temperatures along its rim and in a disk. The rim has to be as wide as
+nodes see (a volume constraint). The other nodes follow the flow of :class:`nlflow.J`, whose limit is the harmonic
+extension of the held values.
 """
 
 import matplotlib.pyplot as plt
@@ -15,8 +13,7 @@ import numpy as np
 from nlflow import ETD4RK, Constraint, GradientFlow, Grid, J, TopHat, affinity, equilibrium, solve
 
 # %%
-# A kernel that sees three nodes in each direction, a rim of three nodes, and a disk. The left and the right rim have
-# the temperatures -1 and 1, and the disk oscillates.
+# The left and the right rim have the temperatures -1 and 1, the disk oscillates.
 
 n, reach = 60, 3
 grid = Grid((n, n), boundary="isolated")
@@ -33,7 +30,6 @@ def held(t):
 
 
 # %%
-# Values that change with time are a source for the free nodes. So steps of order 4 stay of order 4.
 
 moving = GradientFlow(J(weights), metric="degree", constraint=Constraint(rim | disk, held))
 film = solve(moving, np.zeros((n, n)), t_eval=[0.0, 20.0, 60.0], integrator=ETD4RK(1.0))

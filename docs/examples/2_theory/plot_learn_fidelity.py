@@ -2,10 +2,8 @@
 Learning a fidelity and a width
 ===============================
 
-The minimizer of E is differentiable in all its parameters. :func:`nlflow.flows.derivatives.minimizer` uses the
-implicit function theorem: all derivatives together cost one more linear system. So the strength of the fidelity and
-the width of the kernel can be learnt from one clean signal, and used for others.
-(:func:`nlflow.flows.derivatives.run` differentiates steps of flows.)
+:func:`nlflow.flows.derivatives.minimizer` differentiates the minimizer of E by the implicit function theorem. So the
+strength of the fidelity and the width of the kernel are learnt from one clean signal.
 """
 
 import matplotlib.pyplot as plt
@@ -16,10 +14,8 @@ from nlflow import E, Gaussian, Points, affinity
 from nlflow.flows.derivatives import minimizer
 
 # %%
-# The signal has steps, and noise. The kernel is that of the bilateral filter: a Gaussian of positions and values. So
-# averages do not reach across a step. The width in values is learnt. It enters through the features: the kernel has
-# width 1, and the values are divided by the learnt width. Both parameters are positive, so their logarithms are
-# learnt.
+# The kernel is that of the bilateral filter: a Gaussian of positions and values. Values are divided by a width that is
+# learnt. Both parameters are positive, so their logarithms are learnt.
 
 torch.manual_seed(0)
 torch.set_num_threads(1)  # threads cost more than they give for tensors of this size
@@ -43,7 +39,6 @@ def loss(parameters, observed):
 
 
 # %%
-# The derivative agrees with difference quotients.
 
 parameters = torch.tensor([np.log(1.5), np.log(2.0)], dtype=torch.float64, requires_grad=True)
 loss(parameters, noisy).backward()
@@ -54,7 +49,6 @@ print("gradient", parameters.grad.numpy().round(6), "difference quotients", quot
 assert torch.allclose(parameters.grad, quotients, rtol=1e-5)
 
 # %%
-# Adam takes eighty steps.
 
 optimizer = torch.optim.Adam([parameters], lr=0.15)
 path, losses = [], []
@@ -73,8 +67,7 @@ print(f"width {width:.4f}, fidelity {strength:.4f}: mean squared error {losses[0
 print(f"with other noise {elsewhere:.4f}; of the noisy signals {((noisy - clean) ** 2).mean():.4f}")
 
 # %%
-# The loss over both parameters is computed with dense matrices, without the package. No point of the grid is lower
-# than the end of the steps.
+# The loss over both parameters, by dense matrices. No point of the grid is lower than the end of the steps.
 
 
 def by_hand(width, strength):

@@ -2,10 +2,9 @@ r"""
 A chemical clock, from its Hopf point on
 ========================================
 
-The Brusselator, :math:`x' = a - (b + 1) x + x^2 y` and :math:`y' = b x - x^2 y`, is at rest at
-:math:`(a, b/a)`. For :math:`b > 1 + a^2` it oscillates. :func:`nlflow.continue_equilibria` finds the Hopf point
-where this begins, and :func:`nlflow.find_cycle` the limit cycle: its period, and how fast deviations from it decay
-(Prigogine and Lefever 1968, doi 10.1063/1.1668896).
+The Brusselator, :math:`x' = a - (b + 1) x + x^2 y` and :math:`y' = b x - x^2 y`, is at rest at :math:`(a, b/a)`. For
+:math:`b > 1 + a^2` it oscillates (Prigogine and Lefever 1968, doi 10.1063/1.1668896).
+:func:`nlflow.continue_equilibria` finds this Hopf point, :func:`nlflow.find_cycle` the cycle.
 """
 
 import matplotlib.pyplot as plt
@@ -16,7 +15,6 @@ from nlflow.affinities import Unlinked
 from nlflow.plotting import portrait_figure
 
 # %%
-# One well-stirred vessel is one node that sees no other.
 
 a = 1.0
 vessel = J(Unlinked(Points([0.0])))
@@ -28,7 +26,7 @@ def make_flow(b):
 
 
 # %%
-# Along the equilibrium a pair of eigenvalues crosses the imaginary axis at b = 2, with frequency a.
+# A pair of eigenvalues crosses the imaginary axis at b = 2, with frequency a.
 
 branch = continue_equilibria(make_flow, np.array([[a, 1.0 / a]]), 1.0, (1.0, 3.0))
 (hopf,) = branch.points
@@ -37,14 +35,14 @@ assert hopf.kind == "hopf"
 assert abs(hopf.parameter - 2) < 1e-6
 
 # %%
-# The cycle grows from there. Its one multiplier beside 1 says by what a deviation is smaller after a period.
+# The multiplier beside 1 says by what a deviation is smaller after a period.
 
 cycle = find_cycle(make_flow(2.5), *hopf.cycle(0.8), settle=8.0)
 print(cycle.message, cycle.verdict, sep="; ")
 assert cycle.verdict == "stable"
 
 # %%
-# The phase portrait: nullclines, the equilibrium, which is unstable (white), and two courses that end on the cycle.
+# Nullclines, the unstable equilibrium (white), and two courses that end on the cycle.
 
 window = (0.0, 3.5), (0.5, 5.0)
 starts = {"from near the equilibrium": [[1.05, 2.5]], "from outside": [[0.4, 4.8]]}

@@ -2,9 +2,9 @@
 Noise and metastability
 =======================
 
-The Allen-Cahn equation has two phases. Where one of them is a little deeper, the other one is still stable: without
-noise it stays for ever. :class:`nlflow.flows.Noise` makes nuclei of the deeper phase, and those that are large enough
-grow. How long that takes is random, and its law is exponential: a metastable state has no memory.
+Where one of the two phases of the Allen-Cahn equation is deeper, the other one stays without noise.
+:class:`nlflow.flows.Noise` makes nuclei of the deeper phase, and large ones grow. How long that takes is random, and
+nearly exponential.
 """
 
 import matplotlib.pyplot as plt
@@ -14,9 +14,7 @@ from nlflow import AllenCahn, Gaussian, GradientFlow, Grid, J, affinity, solve
 from nlflow.flows import ExponentialEuler, Noise, Source, ensemble
 
 # %%
-# A sheet that starts in the phase near -1, while a source makes the phase near 1 the deeper one. The noise is white in
-# the measure of the flow, so that exp(-beta E) is the law that the sheet comes to in the end. Seed and step say each
-# random number: whoever runs this page sees the same nuclei.
+# The noise is white in the measure of the flow, so that exp(-beta E) is the law that the sheet comes to in the end.
 
 n = 128
 sheet = affinity(Gaussian(width=1.5), Grid((n, n), boundary="periodic"), method="convolution")
@@ -32,8 +30,8 @@ print(
 assert quiet.final.max() < 0
 
 # %%
-# Waiting times need many paths. A short ring, whose nodes all see each other, changes as a whole; 256 paths run side by
-# side, and of each the time is kept at which its mean passes 0.
+# A short ring, whose nodes all see each other, changes as a whole. 256 paths run side by side; of each the time is kept
+# at which its mean passes 0.
 
 ring = affinity(Gaussian(width=3.0), Grid(12, boundary="periodic"), method="convolution")
 small = GradientFlow(J(ring), "degree") + wells

@@ -3,10 +3,8 @@ How much an equilibrium keeps
 =============================
 
 Proposition 1 of `arXiv 2312.00751 <https://arxiv.org/abs/2312.00751>`_ says that the flow of E does not run to a
-constant. A sharper statement holds. The diversity of a signal is its distance from its mean. The equilibrium keeps a
-fraction of the diversity of f, and this fraction lies between two numbers for every f. Only eigenvalues enter these
-numbers (:func:`nlflow.diversity_bounds`). They also give the fidelity that guarantees a wanted fraction
-(:func:`nlflow.equilibria.fidelity_for_diversity`).
+constant. More holds: the equilibrium keeps a fraction of the diversity of f, its distance from its mean, that lies
+between two numbers for every f (:func:`nlflow.diversity_bounds`).
 """
 
 import matplotlib.pyplot as plt
@@ -25,8 +23,7 @@ from nlflow import (
 )
 
 # %%
-# There are two kinds of attention between 48 tokens. In the first the keys are the queries: P is symmetric in the
-# measure of its degrees, and the flow descends E. In the second the queries differ from the keys.
+# Where the keys are the queries, P is symmetric in the measure of its degrees. In the second kind they differ.
 
 rng = np.random.default_rng(0)
 keys, queries = rng.standard_normal((2, 48, 8))
@@ -46,7 +43,6 @@ def kept(weights, f, fidelity):
 
 
 # %%
-# Ten random signals, each with nine fidelities, stay within the bounds.
 
 fractions = {name: np.array([[kept(w, f, s) for s in fidelities] for f in signals]) for name, w in kinds.items()}
 bounds = {
@@ -59,8 +55,8 @@ for name, found in fractions.items():
     print(f"{name}: with fidelity 0.01 random signals keep {found[:, 0].min():.4f} to {found[:, 0].max():.4f}")
 
 # %%
-# The bounds are sharp: eigenvectors of a symmetric flow attain them. The eigenvector of the second eigenvalue attains
-# the upper bound, the eigenvector of the smallest eigenvalue the lower bound.
+# Eigenvectors of a symmetric flow attain the bounds: that of the second eigenvalue the upper one, that of the smallest
+# the lower one.
 
 symmetric = kinds["queries = keys"]
 values, vectors = np.linalg.eig(MarkovChain(symmetric).matrix())
@@ -78,7 +74,7 @@ for (name, found), column in zip(attained.items(), (1, 0), strict=True):
     assert gap < 1e-7
 
 # %%
-# This fidelity keeps at least half of the diversity of any signal.
+# This fidelity keeps at least half of the diversity of any signal (:func:`nlflow.equilibria.fidelity_for_diversity`).
 
 strength = fidelity_for_diversity(AttentionFlow(symmetric), 0.5)
 least = min(kept(symmetric, f, strength) for f in [*signals, *map(np.ascontiguousarray, ends.values())])

@@ -2,12 +2,10 @@ r"""
 Attention as a random walk
 ==========================
 
-Two lemmas of `arXiv 2312.00751 <https://arxiv.org/abs/2312.00751>`_ are shown here. The chain is
+Lemma 1 of `arXiv 2312.00751 <https://arxiv.org/abs/2312.00751>`_: a walker moves k times, each time to a token drawn
+from the attention. The value after k attention layers is the expected value at the walker's end. Lemma 2: in the long
+run its law is the stationary law, so repeated layers run to the constant :math:`\pi^T v`. The chain is
 :class:`nlflow.MarkovChain`.
-
-Lemma 1: a walker starts at a token and moves k times, each time to a token drawn from the attention. The value at the
-token after k attention layers is the expected value at the walker's end. Lemma 2: in the long run the walker forgets
-where it began, and its law is the stationary law. So repeated layers run to the constant :math:`\pi^T v`.
 """
 
 import matplotlib.pyplot as plt
@@ -16,7 +14,6 @@ import numpy as np
 from nlflow import ExpDotProduct, MarkovChain, Points, affinity
 
 # %%
-# The chain of attention between 30 tokens.
 
 rng = np.random.default_rng(5)
 queries, keys = 1.8 * rng.standard_normal((2, 30, 8))
@@ -26,8 +23,7 @@ matrix = np.exp(queries @ keys.T / np.sqrt(8))
 matrix /= matrix.sum(axis=1, keepdims=True)  # the same, written out
 
 # %%
-# A million walkers start at token 0. Their places after one move and after four are compared with row 0 of the power
-# of P.
+# A million walkers start at token 0.
 
 walkers = 1_000_000
 shares = {k: np.bincount(chain.walk(0, k, walkers, rng=k), minlength=30) / walkers for k in (1, 4)}
@@ -50,8 +46,7 @@ print(f"|mu_2| = {second:.4f}; a layer leaves {measured:.4f} of the distance")
 assert abs(measured - second) < 0.02
 
 # %%
-# The error of the mean over M walkers is the standard deviation of the values over the root of M. Each size is
-# repeated 100 times.
+# The error of the mean over M walkers is the standard deviation of the values over the root of M.
 
 sizes = 4 ** np.arange(2, 8)
 expected = (np.linalg.matrix_power(matrix, 4) @ values)[0]

@@ -2,9 +2,8 @@
 A photograph from a camera
 ==========================
 
-The noise of a photograph is not white. It follows the light, neighbours share it after demosaicking, and compression
-cuts its high frequencies off. An estimate of white noise finds almost none, and nothing happens. :func:`nlflow.denoise`
-finds out which noise there is, from the picture alone.
+The noise of a photograph follows the light, neighbours share it after demosaicking, and compression cuts its high
+frequencies off. An estimate of white noise finds almost none. :func:`nlflow.denoise` finds out which noise there is.
 """
 
 import io
@@ -21,8 +20,7 @@ from nlflow import denoise, estimate_sigma
 from nlflow.denoising.noise import estimate_noise
 
 # %%
-# A camera in four lines: photons and read noise in linear light, one colour a pixel (Bayer), the others interpolated, a
-# tone curve, and JPEG of quality 80.
+# A camera: photons and read noise in linear light, one colour a pixel (Bayer), a tone curve, and JPEG of quality 80.
 
 
 def camera(light, photons, read, rng):
@@ -44,7 +42,6 @@ clean = camera(light, None, None, None)
 noisy = camera(light, photons=120, read=2.0, rng=np.random.default_rng(0))
 
 # %%
-# The white estimate looks at the highest frequencies, which the camera has smoothed.
 
 sigma = estimate_sigma(noisy.astype(float), channel_axis=-1)
 white = denoise(noisy, sigma=float(np.mean(sigma)), channel_axis=-1, preserve_range=True)
@@ -63,8 +60,7 @@ for name, value in psnr.items():
     print(f"{name:>16}: {value:.2f} dB")
 
 # %%
-# What was removed, from -25 to 25 grey levels, should be noise, with as little of the picture as possible. Here some of
-# the hair went with it, which compression had damaged before; ``strength=0.7`` keeps more of both.
+# What was removed, from -25 to 25 grey levels. Some of the hair went with it; ``strength=0.7`` keeps more of both.
 
 part = np.s_[60:220, 60:220]
 figure, axes = plt.subplots(2, 3, figsize=(7.8, 5.6), layout="constrained")
@@ -81,8 +77,8 @@ for (upper, lower), (name, u) in zip(
 plt.show()
 
 # %%
-# The noise that was found, against that of the simulation: how it follows the light, and its power by frequency. (The
-# tone curve and clipping shift the means of dark parts; this adds to the simulated power at the lowest frequencies.)
+# The noise that was found, beside that of the simulation. Its power at the lowest frequencies has the shifts that the
+# tone curve and clipping make in dark parts.
 
 model, error, light_grey = found.model, noisy.astype(float) - clean, clean.mean(axis=-1)
 power = 3 * np.abs(np.fft.fft2(error.mean(axis=-1))) ** 2 / light_grey.size

@@ -2,9 +2,8 @@
 A clip, frame by frame and as a whole
 =====================================
 
-In a clip the same thing is seen many times, at other places. With ``axes="TYX"`` :func:`nlflow.denoise` looks for alike
-patches along the motion, from frame to frame. It is compared with the same preset on each frame alone. The scene is a
-part of a photograph of gravel under a camera that moves, with a disc of bricks that moves against it.
+With ``axes="TYX"`` :func:`nlflow.denoise` looks for alike patches along the motion, from frame to frame. A camera moves
+over gravel, and a disc of bricks moves against it.
 """
 
 import matplotlib.pyplot as plt
@@ -15,7 +14,6 @@ from nlflow import denoise
 from nlflow.denoising.quality import psnr
 
 # %%
-# Nine frames. The camera moves by (2, 3) pixels a frame, the disc by (-1, 2).
 
 sigma, frames, side = 25.0, 9, 88
 gravel = data.gravel().astype(float)
@@ -31,7 +29,7 @@ for t in range(frames):
 noisy = clean + np.random.default_rng(0).normal(0, sigma, clean.shape)
 
 # %%
-# Frame by frame, and as a clip. Frames at the ends have neighbours on one side only.
+# Frames at the ends have neighbours on one side only.
 
 each = np.stack([denoise(frame, sigma) for frame in noisy])
 clip = denoise(noisy, sigma, axes="TYX")
@@ -42,7 +40,6 @@ for name, values in quality.items():
 assert np.mean(quality["as a clip"]) > np.mean(quality["frame by frame"]) + 1
 
 # %%
-# The frame in the middle, a part of it, and the quality of each frame.
 
 figure = plt.figure(figsize=(7.6, 6.2), layout="constrained")
 axes = figure.subplot_mosaic([["noisy", "frame by frame", "as a clip", "clean"], ["a", "b", "c", "d"], ["line"] * 4],

@@ -2,8 +2,8 @@
 A colour picture with unknown noise
 ===================================
 
-Without ``sigma`` the noise is estimated (:func:`nlflow.estimate_sigma`). ``channel_axis=-1`` denoises the three
-channels of a colour picture together, since all of them say which patches are alike. Channel by channel is worse.
+Without ``sigma`` the noise is estimated (:func:`nlflow.estimate_sigma`). ``channel_axis=-1`` denoises the channels
+together, since all of them say which patches are alike.
 """
 
 import matplotlib.pyplot as plt
@@ -18,7 +18,6 @@ clean = data.astronaut()[10:186, 140:300].astype(np.float32)
 noisy = clean + np.random.default_rng(0).normal(0, sigma, clean.shape).astype(np.float32)
 
 # %%
-# The estimate and both results use only the noisy picture.
 
 together, info = denoise(noisy, channel_axis=-1, return_info=True)
 alone = np.stack([denoise(noisy[..., channel]) for channel in range(3)], axis=-1)

@@ -2,10 +2,9 @@
 Counts of photons
 =================
 
-The noise of counts grows with the light. ``noise="poisson"`` takes three steps: a transform stabilizes the variance
-(:class:`nlflow.denoising.noise.Poisson`), so the noise has the same strength everywhere; the result is denoised; the
-exact unbiased inverse transforms it back. The same class describes cameras with a gain and read noise. One sigma for
-all counts is worse.
+The noise of counts grows with the light. :class:`nlflow.denoising.noise.Poisson` stabilizes its variance by a
+transform, which the exact unbiased inverse takes back after denoising; it describes cameras with a gain and read noise
+too.
 """
 
 import matplotlib.pyplot as plt
@@ -16,7 +15,6 @@ from skimage.metrics import peak_signal_noise_ratio
 from nlflow import Poisson, denoise
 
 # %%
-# The picture has at most twelve photons in a pixel.
 
 peak = 12.0
 clean = data.chelsea()[50:210, 110:270, 1].astype(float)
@@ -37,8 +35,7 @@ assert psnr["counts"] < psnr["one sigma for all"] < psnr["Poisson"]
 assert abs(result.mean() - counts.mean()) < 0.02 * counts.mean()
 
 # %%
-# Counts with mean x have the standard deviation :math:`\sqrt x`. Transformed counts have a standard deviation of
-# about 1 from three photons on.
+# Counts with mean x have the standard deviation :math:`\sqrt x`, transformed ones about 1 from three photons on.
 
 means = np.linspace(0.25, peak, 24)
 draws = np.random.default_rng(1).poisson(means, (20_000, means.size))

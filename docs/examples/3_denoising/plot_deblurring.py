@@ -2,9 +2,8 @@
 Deblurring
 ==========
 
-A photograph is seen through a blur, with noise. The blur is a linear operator A, which is given with its adjoint and
-tested. Then the denoiser serves as the prior: :func:`nlflow.denoising.priors.reconstruct` fits the data and denoises in
-turn (plug-and-play), with less and less strength.
+A photograph is seen through a blur, with noise. :func:`nlflow.denoising.priors.reconstruct` fits the data and denoises
+in turn (plug-and-play), with less and less strength.
 """
 
 import matplotlib.pyplot as plt
@@ -17,9 +16,8 @@ from nlflow.denoising.priors import Forward, reconstruct
 clean = data.camera()[60:220, 150:310].astype(float)
 
 # %%
-# The blur is a convolution with the kernel 1 / (1 + i² + j²) of 15 × 15 samples, made circular by a Fourier transform.
-# The adjoint has the conjugate transfer function. `Forward` draws random signals and refuses a pair of functions which
-# are not adjoint.
+# The blur is a circular convolution. `Forward` draws random signals and refuses a pair of functions which are not
+# adjoint.
 
 i, j = np.mgrid[-7:8, -7:8]
 kernel = np.zeros(clean.shape)
@@ -39,8 +37,8 @@ forward, sigma = Forward((blur, adjoint), clean.shape), 2.0
 blurred = forward.apply(clean) + np.random.default_rng(0).normal(0, sigma, clean.shape)
 
 # %%
-# Without a prior the best one can do is to weigh the misfit against the size of the solution, for each frequency by
-# itself (Tikhonov, here with the weight that the clean picture likes best).
+# Tikhonov's way weighs the misfit against the size of the solution, here with the weight that the clean picture likes
+# best.
 
 weights = np.geomspace(1e-4, 1, 30)
 candidates = [
@@ -52,8 +50,7 @@ found = reconstruct(blurred, forward, sigma)
 print(found)
 
 # %%
-# The strengths fall from 0.8 of the signal's deviation to that of the noise. The residual ends where the noise is: it
-# is neither fitted nor is a part of the signal left in it.
+# The residual ends where the noise is.
 
 
 def decibels(u):

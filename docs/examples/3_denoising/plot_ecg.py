@@ -2,9 +2,9 @@
 An electrocardiogram
 ====================
 
-:func:`nlflow.denoise` takes signals as well as pictures. All beats of a heart are alike, so each beat is averaged
-with the others. The spikes stay; a moving average of the same smoothness would flatten them. ``stopping="sure"``
-chooses the estimate with the least risk on the path of the flow, by Stein's unbiased estimate.
+:func:`nlflow.denoise` takes signals as well as pictures. All beats of a heart are alike, so each is averaged with the
+others, and the spikes stay. ``stopping="sure"`` chooses the estimate with the least estimated risk on the path of the
+flow.
 """
 
 import matplotlib.pyplot as plt
@@ -25,8 +25,7 @@ def error(u):
 
 
 # %%
-# The strength of the noise is estimated. The flow is compared with the best Gaussian average, whose width is chosen
-# with the help of the clean signal.
+# The best Gaussian average has its width chosen with the help of the clean signal.
 
 result = denoise(noisy)
 chosen, info = denoise(noisy, sigma, quality="pixels", stopping="sure", return_info=True)
@@ -39,7 +38,6 @@ assert error(result) < error(best) < error(noisy)
 assert abs(info.risk**0.5 - error(chosen)) < 0.25 * error(chosen)
 
 # %%
-# The figure shows one beat, and the errors of all 1024 samples.
 
 figure, (upper, lower) = plt.subplots(2, 1, figsize=(7.6, 5.6), layout="constrained", height_ratios=[1.6, 1])
 part = slice(440, 570)

@@ -2,10 +2,9 @@
 Larger than memory
 ==================
 
-A picture that does not fit into memory is denoised in parts. The result has the bits of the whole. ``max_memory`` of
-:func:`nlflow.denoise` cuts it into strips within one process. :func:`nlflow.denoising.large.denoise_array` takes
-blocks of a Dask array, from disk to disk and on any number of machines. Each part has a halo as wide as the flow
-looks, so there are no seams. The pictures and the limits here are small.
+A picture that does not fit into memory is denoised in parts, with the bits of the whole. ``max_memory`` of
+:func:`nlflow.denoise` cuts it into strips. :func:`nlflow.denoising.large.denoise_array` takes blocks of a Dask array,
+from disk to disk.
 """
 
 import tempfile
@@ -25,7 +24,6 @@ sigma = 25.0
 rng = np.random.default_rng(0)
 
 # %%
-# Strips: a long scan of brick and grass gets nine tenths of the memory that the whole would take.
 
 scan = np.concatenate([data.brick(), data.grass()])[:, :32].astype(np.float32)
 scan += rng.normal(0, sigma, scan.shape).astype(np.float32)
@@ -36,9 +34,8 @@ assert cut.tiles > 1
 assert np.array_equal(whole, strips)
 
 # %%
-# Blocks: a photograph is on the disk as a zarr array, in chunks. ``denoise_array`` returns a lazy array. The flow
-# runs block by block when the result is stored. The whole picture decides the noise, the range and the number of
-# steps. These are computed first, in passes that keep no block.
+# ``denoise_array`` returns a lazy array. The whole picture decides the noise, the range and the number of steps, which
+# are computed first.
 
 noisy = data.camera()[40:424, 80:464] + rng.normal(0, sigma, (384, 384)).astype(np.float32)
 with tempfile.TemporaryDirectory() as folder:
@@ -53,7 +50,7 @@ print(f"{info.tiles} blocks of {info.memory_bytes / 2**20:.1f} MiB in place of {
 assert np.array_equal(blocks, once)
 
 # %%
-# The figure shows the result with the edges of its blocks. One block is drawn with its halo of some 40 pixels.
+# The edges of blocks, and one block with its halo.
 
 figure, (left, right) = plt.subplots(1, 2, figsize=(7.6, 4.2), layout="constrained", width_ratios=[1.35, 1])
 left.imshow(blocks, cmap="gray", vmin=0, vmax=255)

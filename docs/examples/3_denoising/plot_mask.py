@@ -2,8 +2,8 @@
 Scratches and missing samples
 =============================
 
-Where samples are missing the fidelity is 0, and the flow fills them in from patches that are alike. So one call of
-:func:`nlflow.denoise` removes noise and closes holes (``mask``). ``keep`` names samples that must not change.
+Where samples are missing the fidelity is 0, and the flow fills them in from patches that are alike (``mask``). ``keep``
+names samples that must not change.
 """
 
 import matplotlib.pyplot as plt
@@ -21,8 +21,7 @@ rng = np.random.default_rng(2)
 noisy = clean + rng.normal(0, sigma, clean.shape).astype(np.float32)
 
 # %%
-# The picture has twelve scratches, three pixels wide, and one pixel of ten is lost at random. The values at missing
-# samples are never used: here they are NaN.
+# The values at missing samples are never used: here they are NaN.
 
 scratches = np.zeros(clean.shape, bool)
 for _ in range(12):
@@ -38,7 +37,7 @@ assert np.isfinite(result).all()
 assert np.array_equal(result[kept & ~missing], damaged[kept & ~missing])
 
 # %%
-# The error at the missing samples is compared with that of the median of the known samples around them.
+# The peer is the median of the known samples around a missing one.
 
 known = np.where(missing, np.nan, noisy)
 around = np.array([

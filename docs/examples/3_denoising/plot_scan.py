@@ -2,9 +2,8 @@
 A scan, slice by slice and as a volume
 ======================================
 
-A scan of a head has structure across its slices. :func:`nlflow.denoise` of the volume groups blocks, not patches, and
-so averages over neighbouring slices as well. It is compared with the same preset on each slice alone. The head is
-drawn here.
+:func:`nlflow.denoise` of a volume groups blocks, not patches, and so averages over neighbouring slices as well. The
+head is drawn here.
 """
 
 import matplotlib.pyplot as plt
@@ -15,8 +14,6 @@ from nlflow import denoise
 from nlflow.denoising.quality import psnr
 
 # %%
-# A shell of bone around folds of grey and white matter, which are the two sides of a smooth random function. The noise
-# is a tenth of the peak.
 
 spacing = (1.6, 1.0, 1.0)
 z, y, x = (step * (axis - axis.mean()) for axis, step in zip(np.indices((24, 68, 56)), spacing, strict=True))
@@ -29,7 +26,7 @@ sigma = 0.1
 noisy = clean + np.random.default_rng(0).normal(0, sigma, clean.shape)
 
 # %%
-# Slices lie 1.6 times as far apart as pixels. Blocks are thinner there.
+# Slices lie 1.6 times as far apart as pixels.
 
 slices = np.stack([denoise(one, sigma) for one in noisy])
 volume = denoise(noisy, sigma, axes="ZYX", spacing=spacing)
@@ -40,8 +37,7 @@ for name, value in quality.items():
 assert quality["as a volume"] > quality["slice by slice"] + 1 > quality["noisy"] + 1
 
 # %%
-# A slice, and two cuts across all slices. Slice by slice, flat parts differ from one slice to the next, which gives
-# stripes in the cuts.
+# Slice by slice, flat parts differ from one slice to the next, which gives stripes in the cuts.
 
 cuts = {"z = 13 of 24": (np.s_[12], 1.0), "y = 35 of 68": (np.s_[:, 34], 1.6), "x = 23 of 56": (np.s_[:, :, 22], 1.6)}
 figure, rows = plt.subplots(3, 4, figsize=(7.6, 5.8), layout="constrained", height_ratios=[68, 39, 32])

@@ -2,11 +2,9 @@
 Tomography from few views
 =========================
 
-A slice is seen by 45 parallel-beam projections with noise. The projection is a sparse matrix, so that its transpose is
-its adjoint to the last bit. Filtered backprojection streaks. The energy
-:math:`|Au - f|^2 / (2 \\sigma^2) + J(u)` of a frozen kernel (:class:`nlflow.denoising.priors.EA`) has its minimizer by
-conjugate gradients. The denoiser as the prior (:func:`nlflow.denoising.priors.reconstruct`) looks for patches that are
-alike in each step.
+A slice is seen by 45 parallel-beam projections with noise. The energy :math:`|Au - f|^2 / (2 \\sigma^2) + J(u)` of a
+frozen kernel (:class:`nlflow.denoising.priors.EA`) is minimized by conjugate gradients. The denoiser as the prior
+(:func:`nlflow.denoising.priors.reconstruct`) looks for patches that are alike in each step.
 """
 
 import matplotlib.pyplot as plt
@@ -24,8 +22,7 @@ clean = resize(data.shepp_logan_phantom(), (n, n), anti_aliasing=True)
 angles = np.linspace(0, np.pi, views, endpoint=False)
 
 # %%
-# Samples along each ray lie one pixel apart. Each is interpolated between the four pixels around it, which gives the
-# entries of a row.
+# The projection is a sparse matrix, whose rows interpolate samples along each ray.
 
 
 def projection(n, angles):
@@ -47,8 +44,8 @@ forward = Forward(projection(n, angles), (n, n), data_shape=(views, n))
 sinogram = forward.apply(clean) + np.random.default_rng(0).normal(0, sigma, (views, n))
 
 # %%
-# scikit-image reads the same sinogram. Its filtered backprojection is the pilot of the frozen kernel; its projection
-# and unfiltered backprojection are no adjoint pair, and `Forward` would refuse them.
+# The pilot of the frozen kernel is the filtered backprojection of scikit-image, whose unfiltered one is no adjoint of
+# its projection.
 
 backprojected = iradon(sinogram.T, np.degrees(angles), circle=True)
 kernel = affinity(Patch(width=0.35, patch_size=5, search_radius=5), Grid((n, n)), backprojected)

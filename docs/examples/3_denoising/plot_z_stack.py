@@ -3,9 +3,8 @@ A z-stack of counts
 ===================
 
 A microscope counts few photons in each voxel, and its slices lie farther apart than its pixels.
-:class:`nlflow.denoising.noise.Poisson` stabilizes the noise of the counts; :func:`nlflow.denoise` with ``axes="ZYX"``
-and ``spacing`` groups blocks of the whole stack. It is compared with the same call on each slice alone. The cells are
-drawn here.
+:class:`nlflow.denoising.noise.Poisson` stabilizes the noise; ``axes="ZYX"`` and ``spacing`` of :func:`nlflow.denoise`
+group blocks of the whole stack. The cells are drawn here.
 """
 
 import matplotlib.pyplot as plt
@@ -16,8 +15,6 @@ from nlflow import Poisson, denoise
 from nlflow.denoising.quality import psnr
 
 # %%
-# Cells are ellipsoids with a bright membrane and a nucleus, blurred as a microscope blurs: more along z. The spacing
-# is 2.5 pixels. The brightest voxel counts 20 photons on average.
 
 spacing, peak = (2.5, 1.0, 1.0), 20.0
 rng = np.random.default_rng(1)
@@ -36,7 +33,6 @@ clean = 0.5 + (peak - 0.5) * light / light.max()
 counts = np.random.default_rng(0).poisson(clean)
 
 # %%
-# Slice by slice, and as a stack.
 
 words = {"noise": Poisson(), "preserve_range": True}
 slices = np.stack([denoise(one, **words) for one in counts])
@@ -50,7 +46,7 @@ assert quality["as a stack"] > quality["slice by slice"] + 1 > quality["counts"]
 assert abs(stack.mean() - counts.mean()) < 0.02 * counts.mean()
 
 # %%
-# A slice, and a cut across all of them, with pixels as high as slices lie apart.
+# A slice, and a cut across all of them.
 
 figure, rows = plt.subplots(2, 4, figsize=(7.6, 3.9), layout="constrained", height_ratios=[80, 50])
 for row, (cut, part, aspect) in zip(

@@ -4,8 +4,7 @@ Attention is a step of a flow
 
 Theorem 1 of `arXiv 2312.00751 <https://arxiv.org/abs/2312.00751>`_: self-attention is one explicit Euler step of the
 flow of J, where the step is one over the degree. The NeuTRENO layer :math:`u \leftarrow Pu + \tilde\lambda (v_0 - u)`
-is the same step of the flow of E. PyTorch's attention and :func:`nlflow.solve` agree to the last digits. Repeated
-attention makes all tokens equal; the fidelity keeps them apart.
+is the same step of the flow of E.
 """
 
 import matplotlib.pyplot as plt
@@ -33,8 +32,7 @@ values = rng.standard_normal((64, 16))
 tokens = Points(np.arange(64), weights=np.ones(64))
 
 # %%
-# The theorem assumes that the queries are the keys, :math:`K = \exp(k^T k / \sqrt{d})`. The step is the gradient of J
-# over the degree. J symmetrizes its kernel, K = k + kᵀ, so the amplitude is one half.
+# The theorem assumes that the queries are the keys. J symmetrizes its kernel, K = k + kᵀ, so the amplitude is one half.
 
 functional = J(affinity(ExpDotProduct(amplitude=0.5), tokens, keys))
 step = values - functional.gradient(values) / functional.affinity.degree[:, None]
@@ -43,7 +41,7 @@ print(f"queries = keys: Euler step of the flow of J against PyTorch {np.abs(step
 assert np.abs(step - theirs).max() < 1e-13
 
 # %%
-# With other queries, attention is one step of the flow :math:`du/dt = Pu - u` by the integrator with its name.
+# With other queries, attention is one step of the flow :math:`du/dt = Pu - u`.
 
 attention = affinity(ExpDotProduct(), tokens, keys, queries=queries)
 layer = solve(AttentionFlow(attention), values, t=1, integrator=AttentionStep()).final
@@ -52,9 +50,8 @@ print(f"queries ≠ keys: attention step against PyTorch {np.abs(layer - theirs)
 assert np.abs(layer - theirs).max() < 1e-13
 
 # %%
-# Twenty layers have the same attention, without the fidelity and with it. Without it they run to the constant
-# :math:`\pi^T v`; the second eigenvalue of P gives the rate. With it they run to the equilibrium of the flow; the
-# eigenvalue of P that is farthest from the fidelity gives the rate.
+# Twenty layers with the same attention. Without the fidelity they run to the constant :math:`\pi^T v`, with it to the
+# equilibrium of the flow.
 
 depth = np.arange(21.0)
 fidelity = 0.4

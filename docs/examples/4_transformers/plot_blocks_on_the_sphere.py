@@ -2,8 +2,7 @@
 Trained blocks beside their flow
 ================================
 
-A block has more than attention: a norm, maps, a residual connection, an MLP. Its norm looks at directions alone. So
-attention, with all its maps as they were trained, is a velocity on the sphere of directions, and
+The norm of a block looks at directions alone. So its attention is a velocity on the sphere of directions, and
 :func:`nlflow.attention.discretize_blocks` says how much of what a block does to its tokens that flow explains.
 """
 
@@ -19,7 +18,6 @@ from skimage.transform import resize
 from nlflow.attention import discretize_blocks, load_model
 
 # %%
-# A vision transformer of 12 blocks that was trained on CIFAR-10 and is kept in the repository, and a photograph.
 
 transformers.logging.set_verbosity_error()  # it tells that the classifier on top, which is not needed, is left out
 here = Path.cwd()
@@ -30,8 +28,8 @@ model = load_model(folder / "cifar10-softmax")
 found = discretize_blocks(model, {"pixel_values": pixels}, substeps=(1, 2))
 
 # %%
-# A share of 1 would mean that the block does what its attention flow does, 0 that it explains as much as a block at
-# rest. The rest is the MLP, which moves tokens on its own.
+# A share of 1 would mean that the block does what its attention flow does, 0 that the flow explains as much as a block
+# at rest.
 
 for number, one in enumerate(found, start=1):
     print(

@@ -2,10 +2,8 @@
 A trained layer as a time step
 ==============================
 
-The average of a head is an Euler step of length 1 of the flow :math:`du/dt = Pu - u`. With the same attention, m
-steps of length 1/m converge to the continuous flow as 1/m. This is order 1, and it holds in trained layers too
-(:func:`nlflow.attention.discretize`). The distance at m = 1 says how coarse a time step a layer is. These heads are
-nearly means over all tokens, for which the distance has a closed form.
+The average of a head is an Euler step of length 1 of the flow :math:`du/dt = Pu - u`. With the same attention, m steps
+of length 1/m converge to the continuous flow as 1/m (:func:`nlflow.attention.discretize`).
 """
 
 from pathlib import Path
@@ -21,7 +19,6 @@ from skimage.transform import resize
 from nlflow.attention import discretize, load_model, probe
 
 # %%
-# The checkpoint is in the repository. The picture is a photograph in the size of CIFAR-10.
 
 transformers.logging.set_verbosity_error()  # it tells that the classifier on top, which is not needed, is left out
 here = Path.cwd()
@@ -33,8 +30,8 @@ trace = probe(model, {"pixel_values": pixels})
 print(trace)
 
 # %%
-# All heads of three layers have their attention frozen. In one more head the queries, keys and values move together.
-# For a mean over all tokens, m steps leave :math:`(1 - 1/m)^m` of the deviation from it in place of 1/e.
+# In one more head the queries, keys and values move together. For a mean over all tokens, m steps leave :math:`(1 -
+# 1/m)^m` of the deviation from it in place of 1/e.
 
 substeps = (1, 2, 4, 8, 16, 32)
 found = {f"layer {number + 1}": discretize(trace[number], substeps=substeps) for number in (0, 5, 11)}
@@ -46,7 +43,6 @@ for name, result in found.items():
 mean = np.abs((1 - 1 / np.array(substeps)) ** substeps - np.exp(-1)) / (1 - np.exp(-1))
 
 # %%
-# For one head the matrix exponential of SciPy gives the same.
 
 head = trace.head(0, 0)
 generator = head.matrix - np.eye(head.tokens)
@@ -56,7 +52,6 @@ expected = [np.linalg.norm(u - exact) / np.linalg.norm(exact - head.v) for u in 
 assert np.allclose(discretize(head, substeps=substeps).distance, expected, rtol=1e-6)
 
 # %%
-# Now every head of every layer is a single step.
 
 single = np.array([[discretize(trace.head(i, h), substeps=(1,)).layer for h in range(4)] for i in range(len(trace))])
 print(f"the layer itself is off by {single.min():.3f} to {single.max():.3f}; a mean over all tokens by {mean[0]:.3f}")

@@ -2,10 +2,8 @@
 Sinkhorn's attention
 ====================
 
-Softmax makes the rows of attention add up to 1. What a token is given in all, the sum of its column, may be anything:
-some tokens are looked at by all, others by none. :func:`nlflow.affinities.sinkhorn` scales rows and columns until
-both add up to 1, as Sinkformers do. With queries equal to keys the result is symmetric, and the flow is a gradient
-flow in L².
+Softmax makes the rows of attention add up to 1. :func:`nlflow.affinities.sinkhorn` scales rows and columns until both
+do, as Sinkformers do. With queries equal to keys the flow is a gradient flow in L².
 """
 
 import matplotlib.pyplot as plt
@@ -26,8 +24,7 @@ print(f"Sinkhorn: columns off by {doubly.residual:.1e} after {doubly.iterations}
 assert np.abs(doubly.matrix - doubly.matrix.T).max() < 1e-11
 
 # %%
-# So every token keeps its share, and the mean of a signal stays what it is. Under softmax it drifts to what the long
-# tokens have.
+# Every token keeps its share, and the mean of a signal stays. Under softmax it drifts to what the long tokens have.
 
 u = x[:, 0] + np.linspace(-1, 1, 40)
 times = np.linspace(0, 6, 40)
@@ -35,8 +32,7 @@ courses = {name: solve(AttentionFlow(p), u, t_eval=times).u for name, p in (("so
 assert np.abs(courses["Sinkhorn"].mean(axis=1) - u.mean()).max() < 1e-10
 
 # %%
-# Not every pattern of zeros can have rows and columns that add up to 1. Under a causal mask nothing but the diagonal
-# could, and that is said instead of computed.
+# Under a causal mask nothing but the diagonal could have such rows and columns: it is refused.
 
 try:
     sinkhorn(ExpDotProduct(), nodes, x, mask=Mask(causal=True))

@@ -2,10 +2,9 @@
 Tokens on the sphere: clusters that last
 ========================================
 
-A layer with residual and norm keeps tokens on a sphere. Many thin layers are a flow on it
-(:class:`nlflow.SphereFlow`, after Geshkovski, Letrouit, Polyanskiy and Rigollet). Tokens gather in a few
-clusters at once. The clusters last for a time that is exponential in the inverse temperature β. Then the nearest two
-become one.
+Many thin layers with residual and norm are a flow of tokens on a sphere (:class:`nlflow.SphereFlow`, after Geshkovski,
+Letrouit, Polyanskiy and Rigollet). Tokens gather in a few clusters, which last for a time that is exponential in the
+inverse temperature β.
 """
 
 import matplotlib.pyplot as plt
@@ -15,8 +14,7 @@ from scipy.integrate import quad
 from nlflow import Energy, GeodesicMidpoint, RungeKutta, SphereFlow, on_sphere, solve
 
 # %%
-# Tokens all around the circle, with the identity for all maps. :class:`nlflow.flows.GeodesicMidpoint` turns each
-# token along the great circle of the velocity half a step ahead: order 2, and lengths stay 1 to the last bit.
+# :class:`nlflow.flows.GeodesicMidpoint` turns each token along the great circle of the velocity half a step ahead.
 
 angles = 2 * np.pi * np.random.default_rng(3).random(48)
 x = on_sphere(np.stack([np.cos(angles), np.sin(angles)], axis=1))
@@ -27,7 +25,7 @@ short = solve(flow, x, t=2.0, integrator=GeodesicMidpoint(0.05))
 assert np.abs(np.linalg.norm(short.final, axis=1) - 1).max() < 4e-16
 
 # %%
-# The energy never rises. It stands still while the clusters do, and drops where two of them meet.
+# The energy stands still while the clusters do, and drops where two of them meet.
 
 counts = [int(flow.clusters(u).max()) + 1 for u in course.u]
 energy = course.records["energy"]
@@ -35,8 +33,8 @@ assert np.all(np.diff(energy["value"]) <= 1e-12)
 print(f"{len(x)} tokens, then {counts[70]} clusters at t = {times[70]:.2g}, and {counts[-1]} at t = {times[-1]:g}")
 
 # %%
-# Two tokens alone follow one equation for the cosine of their angle, c' = 2 (1 - c²) / (1 + exp(β (1 - c))). From it
-# comes the time until they meet, about exp(β (1 - c)) / (2β (1 - c²)): a straight line in the logarithm.
+# The cosine of the angle of two tokens follows c' = 2 (1 - c²) / (1 + exp(β (1 - c))). So they meet after about exp(β
+# (1 - c)) / (2β (1 - c²)).
 
 betas, meeting = np.arange(4.0, 13.0, 2.0), []
 pair = on_sphere([[1.0, 0.0], [0.5, np.sqrt(0.75)]])

@@ -2,11 +2,9 @@ r"""
 Over-smoothing in a trained encoder, and its repair
 ===================================================
 
-Two small vision transformers were trained in the same way on CIFAR-10, one with plain attention and one with the term
-:math:`\tilde\lambda (v_0 - v)` in each layer. :func:`nlflow.attention.probe` looks into them while they process
-photographs. With plain attention the tokens end more alike, and differ in fewer directions.
-:func:`nlflow.attention.attach` adds the term to the trained model, which draws its tokens apart.
-:func:`nlflow.attention.detach` removes it again, to the last bit.
+Two small vision transformers were trained in the same way on CIFAR-10, one with the term :math:`\tilde\lambda (v_0 -
+v)` in each layer. :func:`nlflow.attention.probe` looks into them: with plain attention the tokens end more alike.
+:func:`nlflow.attention.attach` adds the term to the plain model, :func:`nlflow.attention.detach` removes it.
 """
 
 from pathlib import Path
@@ -21,8 +19,6 @@ from skimage.transform import resize
 from nlflow.attention import attach, detach, load_model, probe
 
 # %%
-# The checkpoints are in the repository. Four photographs, with four crops each, are reduced to the size of the
-# pictures that the models were trained on.
 
 transformers.logging.set_verbosity_error()  # it tells that the classifier on top, which is not needed, is left out
 here = Path.cwd()
@@ -41,7 +37,6 @@ for photograph in photographs:
 inputs = {"pixel_values": torch.tensor(2 * np.moveaxis(np.array(pictures), -1, 1) - 1, dtype=torch.float32)}
 
 # %%
-# The trained pair is probed, and the first model with a term that it was not trained with.
 
 traces = {"softmax": probe(softmax, inputs), "NeuTRENO": probe(neutreno, inputs)}
 with torch.no_grad():
@@ -68,8 +63,8 @@ for name in ("NeuTRENO", "softmax, term attached"):
     assert rank[name][-1] > rank["softmax"][-1] + 0.5
 
 # %%
-# The figure shows, after each layer, the mean cosine of two tokens of the same picture, and the number of directions
-# in which tokens differ (the participation rank).
+# The mean cosine of two tokens after each layer, and the number of directions in which tokens differ (the participation
+# rank).
 
 figure, axes = plt.subplot_mosaic([["pictures", "cosine", "rank"]], figsize=(7.8, 3.6), layout="constrained",
                                   width_ratios=[0.55, 1, 1])  # fmt: skip

@@ -2,9 +2,8 @@
 A hundred thousand scattered nodes
 ==================================
 
-A matrix between 100 000 nodes would take 80 GB. :func:`nlflow.affinity` computes exact sums without a matrix. With
-``rtol`` it chooses a faster method, here a non-uniform Fourier transform, and estimates the error of its averages.
-The estimate is compared with exact sums at some nodes, and the time is measured.
+:func:`nlflow.affinity` computes exact sums without a matrix. With ``rtol`` it chooses a faster method, here a
+non-uniform Fourier transform, and estimates the error of its averages.
 """
 
 import time
@@ -25,8 +24,7 @@ def cloud(count):
 
 
 # %%
-# The E-flow runs on all nodes, with averages to six digits. The estimate adds up the tolerances at the loneliest
-# node. The error is measured at 200 nodes.
+# The error is measured at 200 nodes.
 
 points, clean, noisy = cloud(100_000)
 fast = affinity(Gaussian(width=0.015), points, rtol=1e-6)
@@ -42,7 +40,7 @@ print(f"root mean square error {errors[0]:.3f} -> {errors[1]:.3f} with {solution
 assert errors[1] < 0.3 * errors[0]
 
 # %%
-# The time of exact sums grows with the square of the number of nodes, the time of transforms in proportion to it.
+# The time of exact sums grows with the square of the number of nodes.
 
 
 def seconds(weights, signal):

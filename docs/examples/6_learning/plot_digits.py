@@ -3,8 +3,8 @@ Digits with few labels
 ======================
 
 1 797 pictures of digits, of which a few have a label. :class:`nlflow.learning.PoissonClassifier` and
-:class:`nlflow.learning.HarmonicClassifier` share one graph; :func:`nlflow.learning.ask_next` says which picture to
-ask for next.
+:class:`nlflow.learning.HarmonicClassifier` share one graph; :func:`nlflow.learning.ask_next` says which picture to ask
+for next.
 """
 
 import matplotlib.pyplot as plt
@@ -14,7 +14,6 @@ from sklearn.datasets import load_digits
 from nlflow.learning import HarmonicClassifier, PoissonClassifier, ask_next
 
 # %%
-# One graph of neighbours serves all fits: an affinity is handed from model to model.
 
 X, y = load_digits(return_X_y=True)
 graph = PoissonClassifier("knn").fit(X, y).affinity_
@@ -35,8 +34,7 @@ def right(model, known):
 
 
 # %%
-# From one label a class to ten, over five draws. With one they are alike on this graph; with more, harmonic functions
-# are better here.
+# From one label a class to ten, over five draws.
 
 counts = [1, 2, 3, 5, 10]
 shares = {"harmonic": [], "Poisson": []}
@@ -61,8 +59,7 @@ axis.legend(frameon=False)
 axis.spines[["top", "right"]].set_visible(False)
 
 # %%
-# Which samples to ask for next? Those from which a walk takes longest to a label, or random ones. The first questions
-# go to places far from all labels, which helps at once, and not at every step.
+# Labels that are asked for, those from which a walk takes longest to a label, beside random ones.
 
 rng = np.random.default_rng(1)
 first = np.array([np.flatnonzero(y == c)[0] for c in range(10)])

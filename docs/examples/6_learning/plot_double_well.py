@@ -2,9 +2,8 @@
 A double well and its committor
 ===============================
 
-A particle in a potential with two wells is a Markov chain on a grid. From which places does it come to the right well
-first, and how long does that take? :meth:`nlflow.MarkovChain.committor` and :meth:`nlflow.MarkovChain.hitting_times`
-are minimizers of J.
+A particle in a potential with two wells is a Markov chain on a grid. :meth:`nlflow.MarkovChain.committor` says from
+which places it comes to the right well first, :meth:`nlflow.MarkovChain.hitting_times` how long that takes.
 """
 
 import matplotlib.pyplot as plt
@@ -13,7 +12,7 @@ import numpy as np
 from nlflow import MarkovChain, affinity_from_graph
 
 # %%
-# Moves between neighbouring cells with weights exp(-(V_i + V_j) / 2): then exp(-V) is the stationary law.
+# With the weights exp(-(V_i + V_j) / 2) the stationary law is nearly exp(-V).
 
 side = 61
 x, y = np.meshgrid(np.linspace(-1.6, 1.6, side), np.linspace(-1.2, 1.2, side), indexing="ij")
@@ -27,7 +26,6 @@ both = np.concatenate([pairs, pairs[::-1]], axis=1)
 chain = MarkovChain(affinity_from_graph(both, edge_weight=np.concatenate([weights, weights])), laziness=0.5)
 
 # %%
-# The wells are the cells near the two minima.
 
 left, right = (np.flatnonzero(np.hypot(x - place, y).ravel() < 0.25) for place in (-1.02, 0.97))
 committor = chain.committor(left, right)
@@ -36,8 +34,7 @@ there, back = chain.mean_first_passage_time(left, right), chain.mean_first_passa
 print(f"from left to right {there:.0f} moves, back {back:.0f}")
 
 # %%
-# Two metastable sets, found without being told where the wells are, agree with the committor: where it is 1/2 both
-# memberships are, nearly.
+# Two metastable sets, found without being told where the wells are, agree with the committor.
 
 sets = chain.metastable_sets(2)
 towards = sets.memberships[:, sets.memberships[right].mean(axis=0).argmax()]

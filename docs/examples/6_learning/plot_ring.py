@@ -2,9 +2,8 @@
 A ring of clusters
 ==================
 
-Six clusters on a ring, dense and sparse ones. The leading modes of the walk between the points tell the clusters
-apart and give the ring its coordinates (:func:`nlflow.learning.spectral_clustering`,
-:class:`nlflow.learning.DiffusionMap`).
+The leading modes of the walk between points tell six clusters apart and give the ring its coordinates
+(:func:`nlflow.learning.spectral_clustering`, :class:`nlflow.learning.DiffusionMap`).
 """
 
 import matplotlib.pyplot as plt
@@ -14,7 +13,6 @@ from nlflow import MarkovChain
 from nlflow.learning import DiffusionMap, spectral_clustering
 
 # %%
-# Clusters of 40 to 240 points; there are points between neighbouring clusters, too.
 
 rng = np.random.default_rng(0)
 sizes = [40, 240, 80, 200, 60, 160]
@@ -27,7 +25,7 @@ print("sizes of the clusters:", np.bincount(labels).tolist())
 maps = {alpha: DiffusionMap(2, gamma=8.0, alpha=alpha).fit(X) for alpha in (0.0, 1.0)}
 
 # %%
-# With alpha = 1 the coordinates depend less on how dense the points lie: the ring is rounder.
+# With alpha = 1 the coordinates depend less on how dense the points lie.
 
 spread = {alpha: float(np.std(np.linalg.norm(m.embedding_, axis=1))) for alpha, m in maps.items()}
 print("standard deviation of the distance from the centre:", {a: round(s, 3) for a, s in spread.items()})
@@ -47,7 +45,7 @@ for axis, places, title in zip(
     axis.tick_params(labelsize=7)
 
 # %%
-# A gap in the eigenvalues says how many clusters there are.
+# The eigenvalues of the walk.
 
 modes = MarkovChain(maps[0.0].affinity_).modes(10)
 print(f"residual of the modes: {modes.residual:.0e}")

@@ -2,9 +2,7 @@
 Single cells with few labels
 ============================
 
-700 blood cells, whose types were found by sorting. A few cells of each type keep their label;
-:class:`nlflow.learning.HarmonicClassifier` and its neighbours find those of the others, beside what scikit-learn and
-scanpy answer. The cells come with scanpy (``pip install scanpy``).
+700 blood cells, of which a few of each type keep their label. The cells come with scanpy (``pip install scanpy``).
 """
 
 import warnings
@@ -20,7 +18,6 @@ from nlflow import MarkovChain
 from nlflow.learning import DiffusionMap, HarmonicClassifier, LabelSpreading, PoissonClassifier
 
 # %%
-# Counts of 765 genes, as logarithms, and 50 principal components. The types are a column of a table.
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # of the age of the file
@@ -31,8 +28,7 @@ names, counts = np.unique(types, return_counts=True)
 print(X.shape, dict(zip(names, counts.tolist(), strict=True)))
 
 # %%
-# One fit. Cells without a type have None, as in any table; ``missing=None`` says so. The correlation
-# compares the shapes of their components, and not how far they are from the mean.
+# Cells without a type have None; ``missing=None`` says so. The correlation compares the shapes of their components.
 
 
 def hidden(each, seed):
@@ -50,9 +46,7 @@ print(model.reason_)
 print(model.message_)
 
 # %%
-# The same ten draws for all: harmonic functions, Poisson learning and label spreading here; scikit-learn's label
-# spreading and propagation, with as many neighbours; and what one does with scanpy, where each of its Louvain clusters
-# takes the type that most of its labelled cells have.
+# The same ten draws for all. With scanpy each Louvain cluster takes the type that most of its labelled cells have.
 
 
 def by_scikit_learn(kind, few):
@@ -98,8 +92,7 @@ axis.set_title("Cells without a label that get their type: mean of ten draws")
 axis.spines[["top", "right"]].set_visible(False)
 
 # %%
-# A probability says more than a type: it is that of a walk from the cell to meet this type first. Most doubts lie
-# between types that sorting tells apart by surface markers, and expression hardly does. The map is scanpy's.
+# The probability is that of a walk from the cell to meet this type first. The map is scanpy's.
 
 few = hidden(5, 0)
 model = HarmonicClassifier(metric="correlation", missing=None).fit(X, few)
@@ -120,8 +113,8 @@ axis.legend(frameon=False, loc="upper right")
 axis.set_aspect("equal")
 
 # %%
-# scanpy's own graph does as well: ``affinity="precomputed"``. On it :class:`nlflow.learning.DiffusionMap` has the
-# eigenvalues of ``scanpy.tl.diffmap``, and :class:`nlflow.MarkovChain` what else a walk can be asked for.
+# With scanpy's own graph (``affinity="precomputed"``) :class:`nlflow.learning.DiffusionMap` has the eigenvalues of
+# ``scanpy.tl.diffmap``.
 
 weights = cells.obsp["connectivities"]
 with warnings.catch_warnings():

@@ -14,7 +14,6 @@ from sklearn.datasets import make_moons
 from nlflow.learning import HarmonicClassifier, LabelSpreading, PLaplacianClassifier, PoissonClassifier, choose
 
 # %%
-# All other labels are hidden: -1, as scikit-learn marks them.
 
 X, y = make_moons(400, noise=0.09, random_state=3)
 few = np.full(len(y), -1)
@@ -35,7 +34,7 @@ for name, model in models.items():
 assert min(right.values()) > 0.85
 
 # %%
-# Other points get classes by one average over the points that are known: the line is where the class changes.
+# Other points get classes by an average over the known ones: the line is where the class changes.
 
 figure, axes = plt.subplots(2, 2, figsize=(7, 5), layout="constrained", sharex=True, sharey=True)
 across, up = np.meshgrid(np.linspace(-1.4, 2.4, 120), np.linspace(-0.9, 1.4, 80))
@@ -50,7 +49,7 @@ for axis, (name, model) in zip(axes.flat, models.items(), strict=True):
 axes[0, 0].legend(frameon=False, fontsize=8, loc="upper right")
 
 # %%
-# How far to trust the labels is a fidelity. Labels that are held out choose it; each fit begins with the one before.
+# Labels that are held out choose the fidelity; each fit begins with the one before.
 
 noisy = few.copy()
 known = np.random.default_rng(0).choice(len(y), 40, replace=False)
