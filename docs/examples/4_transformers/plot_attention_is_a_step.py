@@ -3,8 +3,8 @@ Attention is a step of a flow
 =============================
 
 Theorem 1 of `arXiv 2312.00751 <https://arxiv.org/abs/2312.00751>`_: self-attention is one explicit Euler step of the
-flow of J, where the step is one over the degree. The NeuTRENO layer :math:`u \leftarrow Pu + \tilde\lambda (v_0 - u)`
-is the same step of the flow of E.
+flow of :class:`nlflow.J`, where the step is one over the degree. The NeuTRENO layer :math:`u \leftarrow Pu +
+\tilde\lambda (v_0 - u)` is the same step of the flow of E.
 """
 
 import matplotlib.pyplot as plt
