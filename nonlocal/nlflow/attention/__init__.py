@@ -1,7 +1,4 @@
-"""Layers of transformers as steps of the flow: terms against over-smoothing, and what trained layers do.
-
-Names are loaded when they are first used, and torch (``pip install 'nlflow[attention]'``) with them.
-"""
+"""Layers of transformers as steps of the flow: terms against over-smoothing, and what trained layers do."""
 
 import lazy_loader
 

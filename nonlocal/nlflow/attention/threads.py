@@ -85,8 +85,7 @@ _USES: dict[int, list[_Use]] = {}
 def using(model: nn.Module, doing: str, *, alone: bool = False) -> Iterator[None]:
     """Say what this thread does with a model, for a while.
 
-    `alone`: no other thread may run it or look into it then. `InputError` is raised here where one does so already,
-    and in that thread where it begins later, or goes on.
+    With `alone` no other thread may do so too, or run it: `InputError`, here or there.
     """
     own = _Use(get_ident(), doing, alone)
     modules = list(model.modules())
@@ -128,7 +127,7 @@ def _end(modules: list[nn.Module], own: _Use) -> None:
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Put all modules into evaluation mode for a while, without dropout; other threads may not run them then."""
+    """Put all modules into evaluation mode for a while; other threads may not run them then."""
     training = [module for module in model.modules() if module.training]
     if not training:
         yield
@@ -152,24 +151,24 @@ def thread_number() -> int:
 
 
 class OfThread:
-    """A value that each thread has for itself."""
+    """A value for each thread."""
 
     def __init__(self) -> None:
         self._values: dict[int, Any] = {}
 
     def get(self) -> Any:
-        """Return the value of this thread, None where it has none."""
+        """Return it, or None."""
         return self._values.get(thread_number())
 
     def set(self, value: Any) -> None:
-        """Keep a value for this thread; None keeps nothing."""
+        """Keep it; None keeps nothing."""
         if value is None:
             self._values.pop(thread_number(), None)
         else:
             self._values[thread_number()] = value
 
     def take(self) -> Any:
-        """Return the value of this thread, and keep it no longer."""
+        """Return and forget it."""
         return self._values.pop(thread_number(), None)
 
 

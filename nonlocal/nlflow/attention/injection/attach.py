@@ -1,4 +1,4 @@
-"""Give a model of transformers its terms, and take them away: `attach`, `detach`, and the names of its attention."""
+"""Give a model of transformers its terms, and take them away."""
 
 from __future__ import annotations
 
@@ -66,48 +66,37 @@ def attach(
 ) -> Model:
     """Give the self-attention of a model the NeuTRENO term, in place.
 
-    The averages P v of each head, before heads are merged and projected, become (P v + λ̃ v0) / (1 + λ̃). v0 are the
-    values of the first layer of the same stack (encoder and decoder each have their own), with their derivative. The
-    first layer has no term, and cross-attention stays as it is. With λ̃ = 0 and no other option the output keeps all
-    its bits. Terms that a model already has are replaced.
-
-    No term promises that the tokens of a trained model differ more: `probe` measures that, and `sweep` what a task
-    says.
+    The averages P v of each head become (P v + λ̃ v0) / (1 + λ̃), where v0 are the values of the first layer of the same
+    stack. That layer has no term, and cross-attention stays as it is. Terms that the model already has are replaced.
 
     Parameters
     ----------
     model : torch.nn.Module
-        A model of transformers, timm or torchvision, a pipeline, or a module that contains attention which is found.
-        No other thread may run it during this call.
+        A model of transformers, timm or torchvision, a pipeline, or a module whose attention is found. No other thread
+        may run it during this call.
     affinity : {'softmax', 'symmetric', 'gaussian', 'sigmoid', 'softplus', 'linear'}
         The kernel of the average; see `nlflow.attention.terms.averages`.
     fidelity : float or sequence of float
-        λ̃ >= 0, one for the model or one for each block (that of a stack's first block is not used). The published
-        models, trained with the explicit form, use 0.6 (images), 0.4 (language).
+        λ̃ >= 0, one for the model or one for each block.
     learned : bool or 'shared'
-        Learn one λ̃ for each layer, or one for the whole model. It starts from `fidelity`; the parameter is log λ̃, at
-        least in float32.
+        Learn log λ̃ for each layer, or one for the whole model; it starts from `fidelity`.
     semi_implicit : bool
-        False is the explicit form of the paper, P v + λ̃ (v0 - v), for models that are trained with it, and for
-        λ̃ < 1 + μ_min(P). The semi-implicit one is stable for all λ̃.
+        False is the explicit form of the paper, P v + λ̃ (v0 - v), which needs λ̃ < 1 + μ_min(P) to be stable.
     feat_scale : bool
-        FeatScale after the output projection, with the mean over the tokens that each token sees. It starts as the
-        identity.
+        Learn FeatScale after the output projection. It starts as the identity.
     attn_scale : bool
-        AttnScale, one parameter for each head. It starts as the identity.
+        Learn AttnScale, one parameter for each head. It starts as the identity.
     matrix_fidelity : bool
-        Experimental: Λ̃ = C/σ² in the semi-implicit form, whatever `semi_implicit` is, with the local covariance C of
-        the values. σ² is learned for each layer, whatever `learned` is, and starts from 1/λ̃; λ̃ = 0 is no term.
-        O(N² d) operations for each head and iteration.
+        Experimental: the semi-implicit form with Λ̃ = C/σ² and the local covariance C of the values. σ² is learned for
+        each layer and starts from 1/λ̃. O(N² d) for each head and iteration.
     cures : mapping of str to float or sequence of float, optional
         Other changes by their names in `nlflow.attention.CURES`, with one number for the model or one for each block:
-        ``{'temperature': 0.8}``. They are fixed numbers, where `feat_scale` and `attn_scale` are learned. With
-        ``fidelity=0`` they come without the term.
+        ``{'temperature': 0.8}``. Give ``fidelity=0`` for these alone.
     adapter : Adapter or sequence of Adapter, optional
         Where the blocks are, where they are not found.
     inputs : mapping or tensor, optional
-        What the model is run with once, to see that the term arrives in every layer. By default a few tokens or an
-        image of noise, for models that tell the size of these; for others the first call is watched.
+        What the model is run with once, to see that the term arrives in every layer. By default these are made up, or
+        the first call is watched.
 
     Returns
     -------
@@ -117,13 +106,12 @@ def attach(
     Warns
     -----
     NlflowWarning
-        If λ̃ > 1 with the explicit form, which may not be stable.
+        For λ̃ > 1 with the explicit form.
 
     Raises
     ------
     InputError
-        For models whose attention cannot be replaced, saying which and why, for transformers older than 5, and for
-        arguments out of range.
+        For models whose attention cannot be replaced, for transformers older than 5, and for arguments out of range.
 
     References
     ----------
@@ -189,7 +177,7 @@ def detach(model: Model) -> Model:
     Parameters
     ----------
     model : torch.nn.Module
-        The module that was attached, or one that contains it. Without terms it is left as it is.
+        The module that was attached, or one that contains it.
     """
     network = network_of(model)
     _check_whole(network)
@@ -286,7 +274,6 @@ def _check_terms(model: nn.Module, found: list[Block], options: TermOptions, mos
 def _give_terms(
     model: nn.Module, found: list[Block], terms: list[LayerTerms], options: TermOptions, record: Record
 ) -> None:
-    """Give each block its terms, and each stack of layers the hooks around its calls."""
     stacks: dict[str, Stack] = {}
     sizes = Counter(block.group for block in found)
     for block, own in zip(found, terms, strict=True):
@@ -387,13 +374,12 @@ def _hands_on(model: nn.Module, block: Block) -> bool:
 
 
 def register() -> tuple[str, ...]:
-    """Register the attention functions and the masks that they need with transformers; once or any number of times.
+    """Register the attention functions and their masks with transformers; a second call does nothing.
 
     Returns
     -------
     tuple of str
-        The names, for ``attn_implementation=``. Those that begin with ``neutreno`` need `attach`, which gives them v0.
-        The others are averages instead of attention's.
+        The names, for ``attn_implementation=``. Those that begin with ``neutreno`` need `attach`.
 
     Raises
     ------
@@ -431,7 +417,7 @@ REGISTERED = {
 
 
 def set_implementation(model: nn.Module, found: list[Block], affinity: str, record: Record) -> None:
-    """Give the model configs of its own, since models may share one, and the name of the function in them."""
+    """Name the function in the configs of a model, which are copied since models may share one."""
     asking = [block for block in found if block.kind == INTERFACE]
     for block in asking:
         config: Any = block.module.config
@@ -464,7 +450,7 @@ def _set_names(model: nn.Module, asking: list[Block], affinity: str) -> None:
 
 
 class Switch:
-    """The ``set_attn_implementation`` of a model that has terms: it keeps them."""
+    """The ``set_attn_implementation`` of a model with terms."""
 
     def __init__(self, model: nn.Module, part: nn.Module, affinity: str) -> None:
         self.model, self.part, self.affinity = model, part, affinity

@@ -1,9 +1,4 @@
-"""Where the self-attention of a model is: its blocks in order, their stacks, their projections.
-
-A module is attention if its own ``forward`` asks transformers' interface for the function (`asks`), if it is torch's
-`torch.nn.MultiheadAttention`, or if it sums by itself: its code calls a softmax or torch's fused attention, between a
-projection of values and one of the output (`sums`). An `Adapter` says where it is if that is not enough.
-"""
+"""Where the self-attention of a model is: its blocks in order, their stacks, their projections."""
 
 from __future__ import annotations
 
@@ -52,15 +47,15 @@ class Adapter:
     Attributes
     ----------
     attention : str
-        Class of its attention modules (``'ViTAttention'``), or a pattern of their names in the model, with ``*`` for
-        any text (``'backbone.layers.*.attn'``). A text with a dot or a star is a pattern.
+        Class of its attention modules (``'ViTAttention'``). A text with a dot or a star is a pattern of their names in
+        the model instead, with ``*`` for any text (``'backbone.layers.*.attn'``).
     projection : str
         The output projection, relative to the attention module: ``'o_proj'``, or ``'../output.dense'`` where it
         belongs to the parent. Empty: it is looked for.
     causal : bool, optional
-        Whether a token sees no later ones; by default what the module says (``module.is_causal``).
+        Whether a token sees no later ones; by default what the module says.
     cross : str
-        How the names of cross-attention modules of the same class end. They are left alone.
+        How the names of cross-attention modules of the same class end, which are left alone.
     stack : str
         ``'encoder'`` or ``'decoder'``; by default causal blocks are the decoder's.
     """
@@ -72,7 +67,7 @@ class Adapter:
     stack: str = ""
 
     def takes(self, name: str, module: nn.Module) -> bool:
-        """Return whether the adapter describes the module of this name."""
+        """Whether it describes this module."""
         if "*" in self.attention or "." in self.attention:
             found = fnmatchcase(name, self.attention)
         else:
@@ -95,20 +90,20 @@ class Block:
     stack : str
         ``'encoder'`` or ``'decoder'``.
     container : str
-        Name of the module that runs all layers of the stack (``'bert.encoder'``, ``''`` for the model itself).
+        Name of the module that runs the layers of the stack; ``''`` is the model itself.
     layer : torch.nn.Module
         The transformer layer (attention and MLP) of the block.
     projection : torch.nn.Module, optional
         The output projection.
     group : str
-        Blocks of the same group share their v0: their layers are in one list, and their values have the same widths.
+        Blocks of the same group share their v0.
     kind : str
-        How the module averages: ``'interface'`` (it asks transformers for the function), ``'torch'``
-        (`torch.nn.MultiheadAttention`) or ``'sums'`` (by itself).
+        ``'interface'`` (transformers' function averages), ``'torch'`` (`torch.nn.MultiheadAttention` does) or
+        ``'sums'`` (the module itself does).
     values : torch.nn.Module, optional
         The projection that makes the values.
     repeated : bool
-        Whether the module is called several times in one call of its stack, as in ALBERT.
+        Whether one call of the stack calls the module several times, as in ALBERT.
     """
 
     name: str
@@ -125,7 +120,7 @@ class Block:
 
     @property
     def tokens_first(self) -> bool:
-        """Whether the attention module takes tokens (N, B, D), as those of torch do by default."""
+        """Whether the attention module takes tokens (N, B, D)."""
         return isinstance(self.module, nn.MultiheadAttention) and not self.module.batch_first
 
 
@@ -145,7 +140,7 @@ def transformers_library() -> Any:
 
 
 def network_of(model: Any) -> nn.Module:
-    """Return a module itself, or that inside a pipeline of transformers; `InputError` for other objects."""
+    """Return a module itself, or that inside a pipeline of transformers."""
     if isinstance(model, nn.Module):
         return model
     inner = getattr(model, "model", None)
@@ -158,20 +153,19 @@ def network_of(model: Any) -> nn.Module:
 
 
 def blocks(model: Any, adapter: Adapter | Sequence[Adapter] | None = None) -> list[Block]:
-    """List the blocks of self-attention of a model, in the order in which it lists its modules, the encoder's first.
+    """List the blocks of self-attention of a model, the encoder's first.
 
     Parameters
     ----------
     model : torch.nn.Module
     adapter : Adapter or sequence of Adapter, optional
-        Where they are. By default they are found: modules whose own forward asks transformers' ``AttentionInterface``,
-        `torch.nn.MultiheadAttention`, and modules that sum by themselves between projections. Those that say that they
-        are cross-attention, pooling or deformable attention are left out.
+        Where they are. By default they are found: modules that ask transformers' ``AttentionInterface``,
+        `torch.nn.MultiheadAttention`, and modules that sum by themselves between projections.
 
     Raises
     ------
     InputError
-        If nothing is found, with the classes of modules in the model that look like attention.
+        If nothing is found, with the classes of modules that look like attention.
     """
     model = network_of(model)
     adapters = () if adapter is None else (adapter,) if isinstance(adapter, Adapter) else tuple(adapter)
@@ -246,10 +240,7 @@ def _grouped(model: nn.Module, found: list[Block], named: dict[str, nn.Module]) 
 
 
 def _repeated(model: nn.Module, found: list[Block], named: dict[str, nn.Module]) -> list[Block]:
-    """Mark the blocks that are called more than once in a call of their stack.
-
-    They are in several places of one list, or the list has fewer elements than the model has layers.
-    """
+    """Mark the blocks that one call of their stack calls more than once."""
     names: dict[int, list[str]] = {}
     for name, module in model.named_modules(remove_duplicate=False):
         names.setdefault(id(module), []).append(re.sub(r"\d+", "*", name))
@@ -306,7 +297,7 @@ def _projection(adapter: Adapter, name: str, named: dict[str, nn.Module]) -> nn.
 
 
 def own_forward(module: nn.Module) -> Any:
-    """Return the function that is the forward of a module's class, without its decorators."""
+    """Return the forward of a module's class, without its decorators."""
     return inspect.unwrap(type(module).forward)
 
 
@@ -336,7 +327,7 @@ def _used(module: nn.Module) -> set[str]:
 
 
 def asks(module: nn.Module) -> bool:
-    """Return whether the forward of a module asks transformers' ``AttentionInterface`` for its attention."""
+    """Return whether the forward of a module asks transformers' ``AttentionInterface``."""
     return _asks(own_forward(module))
 
 
@@ -384,7 +375,7 @@ def kind_of(module: nn.Module) -> str | None:
 
 
 def crosses(name: str, module: nn.Module) -> bool:
-    """Return whether a module averages over others than its own tokens, by what its names and arguments say."""
+    """Return whether names and arguments of a module say that it averages over others than its own tokens."""
     *_, holder, own = ("", *name.split("."))  # BERT's kind has its sums one module below: crossattention.self
     if getattr(module, "is_cross_attention", False) or _CROSS.search(own) or "cross" in holder.lower():
         return True
@@ -407,7 +398,7 @@ def values_of(module: nn.Module) -> nn.Module | None:
 
 
 def output_of(name: str, module: nn.Module, named: dict[str, nn.Module]) -> nn.Module | None:
-    """Return the output projection of the attention module of this name, where it is where such usually are."""
+    """Return the output projection of an attention module, where it is in one of the usual places."""
     direct = dict(module.named_children())
     for child in _OUTPUTS:
         found = direct.get(child)
@@ -442,7 +433,7 @@ def heads_of(module: nn.Module) -> int:
 
 
 def value_widths(module: nn.Module) -> tuple[int, ...]:
-    """Return what tells the values of two modules apart: the widths of their projections."""
+    """Return the widths of what makes the values."""
     if isinstance(module, nn.MultiheadAttention):
         return (module.embed_dim, module.num_heads)
     return tuple(found for child in module.children() if (found := width(child)) > 1)

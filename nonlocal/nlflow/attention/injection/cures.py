@@ -1,9 +1,4 @@
-"""Cures of over-smoothing: a table of them, and what changes the attention branch of a block by one of them.
-
-Most of them change y, the output of a block's projection. With W = W_V W_O and c = b_V W_O + b_O, the mean m of the
-tokens that came into the attention makes u = m W + c: what attention adds where it is uniform. So centring, AttnScale
-and other spectra of W need no heads.
-"""
+"""Cures of over-smoothing: a table of them, and what changes the attention branch of a block."""
 
 from __future__ import annotations
 
@@ -38,14 +33,14 @@ class Cure:
     parameter : str
         Symbol of its number.
     neutral : float
-        At which the output of the model keeps all its bits.
+        At which the cure does nothing.
     low, high : float
         Range of the number.
     values : tuple of float
         What `nlflow.attention.sweep` tries by default.
     source : str
     later : bool
-        Whether it acts in the second and further layers of a stack alone.
+        Whether it leaves the first layer of a stack alone.
     """
 
     name: str
@@ -59,7 +54,7 @@ class Cure:
     later: bool = False
 
     def arguments(self, strengths: Sequence[float]) -> dict[str, Any]:
-        """Return the arguments of `nlflow.attention.attach`, of a number for each block."""
+        """Return the arguments of `nlflow.attention.attach` for one number a block."""
         if self.name in TERMS_OF_V0:
             return {"fidelity": list(strengths), "semi_implicit": self.name == TERMS_OF_V0[0]}
         return {"fidelity": 0.0, "cures": {self.name: list(strengths)}}
@@ -209,7 +204,7 @@ def held_bytes(name: str, found: list[Block], arguments: Mapping[str, Any]) -> t
 
 
 class Present:
-    """Which tokens of the running call are no padding, as the model itself was told; None where all are."""
+    """Which tokens of the running call are no padding; None where all are."""
 
     def __init__(self, *, needed: bool) -> None:
         self.needed = needed
@@ -218,7 +213,7 @@ class Present:
         self._padded = False  # whether any call had padding
 
     def hooks(self, model: nn.Module) -> list[Any]:
-        """Register the hooks of the model and return their handles."""
+        """Register the hooks."""
         return [
             model.register_forward_pre_hook(self._begin, with_kwargs=True),
             model.register_forward_hook(self._end, always_call=True),
@@ -411,7 +406,11 @@ class _Cooler(TorchFunctionMode):
 
 
 class _Branch:
-    """What attention adds in one block, changed; see the head of this file."""
+    """What attention adds in one block, changed.
+
+    Most cures change y, the output of the projection. With W = W_V W_O, c = b_V W_O + b_O and the mean m of the tokens
+    that came in, u = m W + c is what attention adds where it is uniform. So no cure needs the heads.
+    """
 
     def __init__(self, block: Block, own: Mapping[str, float], present: Present, layout: Layout | None = None) -> None:
         self.block, self.own, self.present, self.layout = block, own, present, layout
@@ -440,21 +439,18 @@ class _Branch:
         return self.product
 
     def hooks(self) -> list[Any]:
-        """Register the hooks and return their handles."""
         return [
             self.block.module.register_forward_pre_hook(self.begin, with_kwargs=True),
             self.place.register_forward_hook(self.change),
         ]
 
     def begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Keep the mean of the tokens that come into the attention: a hook before it."""
         if tracing() or not self.own.keys() & {"centring", "attn-scale", "feat-scale"}:
             return
         _check_past(self.block, args, kwargs)
         self.mean.set(self.present.mean(self.block, _tokens(self.block, args, kwargs)))
 
     def change(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
-        """Return what attention adds, changed: a hook after the projection."""
         if tracing():
             return output
         if isinstance(output, tuple):
@@ -484,12 +480,7 @@ class _Branch:
 def sharpened(matrix: Tensor, share: float) -> Tensor:
     """Return K (D, D) such that W K has W's eigenvectors, and the eigenvalues ω - 2 s Re ω for those with Re ω > 0.
 
-    O(D³), in float64.
-
-    Raises
-    ------
-    InputError
-        For a matrix without a basis of eigenvectors, to rounding.
+    O(D³), in float64. `InputError` for a matrix that has no basis of eigenvectors, to rounding.
     """
     values, vectors = torch.linalg.eig(matrix.double())
     small = values.abs() <= torch.finfo(torch.float64).eps * values.abs().max() * len(values)

@@ -1,4 +1,4 @@
-"""Texts and pictures as people have them, for models as they come from their libraries: the inputs of a model."""
+"""The inputs of a model from texts and pictures."""
 
 from __future__ import annotations
 
@@ -27,20 +27,10 @@ _IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))  # what torchvision's
 
 
 def inputs_of(model: Any, given: Any) -> Any:
-    """Return what a model is called with, of texts, pictures or tensors.
+    """Return what a model is called with; mappings and tensors pass as they are.
 
-    Parameters
-    ----------
-    model : torch.nn.Module or pipeline
-        Of transformers, sentence-transformers, timm or torchvision, or a pipeline of transformers.
-    given : mapping, tensor, str, picture, or sequence of str or of pictures
-        Mappings and tensors pass as they are. A picture is one of Pillow's or an array of uint8, (H, W) or (H, W, 3).
-        The tokenizer is that of the object, or that of the folder or the name that the model came from.
-
-    Raises
-    ------
-    InputError
-        For other objects, an empty sequence, and models without a tokenizer, or without a known size of pictures.
+    A picture is one of Pillow's or an array of uint8, (H, W) or (H, W, 3). `InputError` for other objects, an empty
+    sequence, and models without a tokenizer or a known size of pictures.
     """
     if isinstance(given, Tensor) or (isinstance(given, Mapping) and len(given)):
         return given
@@ -79,8 +69,7 @@ def padded(tokenizer: Any, texts: Sequence[str], limit: int = 10**9) -> dict[str
 def gathered(inputs: Iterable[Any], most: int = 8) -> list[Any]:
     """Return inputs of one sequence each in batches of at most so many.
 
-    Those that follow each other are joined where all their tensors have one shape, and rows of tokens with a mask also
-    where they are of other lengths, with padding behind.
+    Neighbours are joined where their tensors have one shape, or where a mask can tell padding.
     """
     found: list[Any] = []
     group: list[Any] = []

@@ -1,10 +1,4 @@
-"""What runs in the forward pass of a model with terms: the attention function, and the state of one call of a stack.
-
-The function calls what the model calls without a term (its own ``eager`` function, or ``sdpa``), and adds the term to
-the result. v0 travels in the state of the call: as a keyword argument where all modules down to the attention take
-such, so that gradient checkpointing meets the state of its own call; elsewhere it is the innermost open call of this
-thread.
-"""
+"""What runs in the forward pass of a model with terms: the attention function, and the state of one call of a stack."""
 
 from __future__ import annotations
 
@@ -35,10 +29,7 @@ _PATIENCE = 100  # calls
 
 @dataclass(eq=False)
 class Call:
-    """One call of a stack of layers: v0, and what has been seen.
-
-    `past` is the number of tokens that a cache has, `cached` whether there is one. `layouts` are those of the stack.
-    """
+    """The state of one call of a stack of layers: v0, and what has been seen."""
 
     past: Any
     cached: bool
@@ -63,13 +54,13 @@ class Call:
             self.entered = self.latest
 
     def count(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Keep how many tokens an attention module is called with, none of which has been averaged yet."""
+        """Keep how many tokens an attention module is called with."""
         given = (kwargs.get("hidden_states"), *args, *kwargs.values())
         tokens = next((one for one in given if _is_numbers(one) and one.ndim > 1), None)
         self.counts[id(module)] = [0, 0 if tokens is None else tokens.shape[:-1].numel(), 0]
 
     def first_values(self, module: nn.Module, terms: Any, new: Tensor) -> Tensor | None:
-        """Return v0 for this layer, in its order of tokens, or None where it has no term: in the first that runs."""
+        """Return v0 for this layer, in its order of tokens; None where it has no term."""
         name = terms.label or type(module).__name__
         if self.owner is None:
             self.owner = module
@@ -168,7 +159,6 @@ def _is_numbers(one: Any) -> bool:
 
 
 def _are_tokens(tokens: Tensor | None, values: Tensor) -> bool:
-    """Return whether rows of values (B, H, N, D) are the tokens of a layer's input, in their places."""
     return tokens is None or (tokens.shape[0] == values.shape[0] and tokens.shape[1:-1].numel() == values.shape[2])
 
 
@@ -177,7 +167,7 @@ def _are_tokens(tokens: Tensor | None, values: Tensor) -> bool:
 
 @dataclass(eq=False)
 class Part:
-    """What must stay in its place for the term of the module `name`: a child, or at least the hook on it."""
+    """A module, or a hook on it, that must stay in its place for a term to act."""
 
     name: str
     parent: nn.Module
@@ -186,7 +176,7 @@ class Part:
     hook: Any = None
 
     def there(self) -> bool:
-        """Return whether it is there."""
+        """Whether it is there."""
         now = self.parent._modules.get(self.place)
         if now is self.child:
             return True
@@ -196,7 +186,11 @@ class Part:
 
 
 class Stack:
-    """The layers that share v0, and the state of their calls; `container` runs them."""
+    """The layers that share v0, and the state of their calls.
+
+    The state travels as a keyword argument where all modules down to the attention take such, so that gradient
+    checkpointing meets the state of its own call. Elsewhere it is the innermost open call of this thread.
+    """
 
     def __init__(self, group: str, container: nn.Module, hands_on: bool) -> None:
         self.group, self.container, self.hands_on = group, container, hands_on
@@ -213,7 +207,7 @@ class Stack:
         self._open: dict[int, list[Call]] = {}
 
     def open(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        """Begin a call: a hook before the container's forward."""
+        """Begin a call."""
         for name, config in self.configs.items():
             if (now := str(config._attn_implementation)).removeprefix("nlflow_probe_") not in self.names:
                 raise InputError(
@@ -258,7 +252,7 @@ class Stack:
             )
 
     def close(self, module: nn.Module, args: Any, output: Any) -> None:
-        """End a call: a hook after the container's forward, also when it fails."""
+        """End a call, also one that failed."""
         calls = self._open.get(thread_number())
         if not calls:
             return
@@ -289,7 +283,7 @@ class Stack:
         self.seen = self.acting.keys() <= self.acted
 
     def of(self, calls: dict[str, Call] | None, name: str) -> Call:
-        """Return the running call; `calls` are those that came as a keyword argument."""
+        """Return the running call, that among `calls` first."""
         if calls is not None and self.group in calls:
             return calls[self.group]
         if running := self._open.get(thread_number()):
@@ -302,12 +296,12 @@ class Stack:
         )
 
     def enter(self, module: nn.Module, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Keep what a layer of the running call is called with: a hook before it."""
+        """Keep what a layer of the running call is called with."""
         if (call := self._running(kwargs)) is not None:
             call.enter(module, layer, args, kwargs)
 
     def count(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Begin a call of an attention module: a hook before it."""
+        """Begin a call of an attention module."""
         if (call := self._running(kwargs)) is not None:
             call.count(module, args, kwargs)
 
@@ -319,12 +313,12 @@ class Stack:
         return found or next(iter(self._open.get(thread_number(), ())[-1:]), None)
 
     def ran(self) -> None:
-        """Note that a module of the running call was called, whether or not its term was."""
+        """Note that a module of the running call was called."""
         if calls := () if tracing() else self._open.get(thread_number(), ()):
             calls[-1].ran = True
 
     def _past(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Return how many tokens a cache has, which is asked before the layers count on."""
+        """Return how many tokens a cache has. It is asked before the layers count on."""
         cache = kwargs.get("past_key_values")
         if cache is None and args:
             names = list(inspect.signature(module.forward).parameters)
@@ -356,7 +350,7 @@ def attention(
     attention_mask: Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """Compute the attention of one block: the names that `attach.register` registers stand for this function.
+    """Compute the attention of one block, with its terms: what the names of `attach.register` stand for.
 
     `query` is (B, H, M, d), `key` and `value` are (B, G, N, d). Returns the output (B, M, H, d), and the weights
     (B, H, M, N) where the base does.
@@ -409,9 +403,9 @@ def scaling_of(module: nn.Module, query: Tensor, kwargs: Mapping[str, Any]) -> A
 def _plain(
     affinity: str, base: str, module: nn.Module, tokens: tuple[Tensor, ...], mask: Tensor | None, kwargs: dict[str, Any]
 ) -> tuple[Tensor, Tensor | None]:
-    """Return the average alone, in transformers' layout (B, M, H, d), and its weights where they are formed.
+    """Return the average alone, (B, M, H, d), and its weights where they are formed.
 
-    `tokens` are queries, keys and values; with ``'symmetric'`` the queries are keys already.
+    With ``'symmetric'`` the queries are keys already.
     """
     query, key, value = tokens
     if (temperature := module.__dict__.get(TEMPERATURE)) is not None:

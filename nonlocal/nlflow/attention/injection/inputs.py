@@ -1,4 +1,4 @@
-"""What models are called with: a text, an image or tokens as tensors, a few tokens by which `attach` tries; checks."""
+"""What models are called with: a text, an image or tokens as tensors, and the checks of these."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def tokenizer_of(name: str, source: str | os.PathLike[str], otherwise: str) -> A
 
 
 def hub_silence(source: object) -> str:
-    """Return why the hub does not answer when it is asked for a model, once and for 5 seconds; empty if it answers."""
+    """Return why the hub does not answer, empty if it does; it is asked once, for a few seconds."""
     hub: Any = importlib.import_module("huggingface_hub")
     try:
         hub.get_hf_file_metadata(hub.hf_hub_url(str(source), "config.json"), timeout=5)
@@ -122,7 +122,7 @@ def hub_silence(source: object) -> str:
 
 
 def takes(model: nn.Module, name: str) -> bool:
-    """Return whether the forward of a model has an argument of this name."""
+    """Whether the forward has this argument."""
     return name in inspect.signature(model.forward).parameters
 
 
@@ -138,14 +138,15 @@ def image_inputs(
 ) -> dict[str, Tensor]:
     """Return an image as a model's inputs, (1, channels, height, width).
 
-    It is resized to the model's size (Pillow's bilinear filter, without cropping; the aspect may change) and normalized
-    with mean and deviation of the folder's ``preprocessor_config.json``, or 1/2 each.
+    It is resized to the model's size (Pillow's bilinear filter, without cropping) and normalized with mean and
+    deviation of the folder's ``preprocessor_config.json``, or 1/2 each.
 
     Parameters
     ----------
     model : torch.nn.Module
         One whose configuration has an ``image_size``.
     source : str or path
+        The folder or the name that the model came from.
     image : array of uint8 of shape (height, width) or (height, width, 3 or 4)
         Opacity is ignored.
     size : int, optional
@@ -222,8 +223,7 @@ def token_inputs(model: nn.Module, tokens: Any) -> dict[str, Tensor]:
     ----------
     model : torch.nn.Module
     tokens : array
-        Whole numbers of shape (N,) or (B, N) are token numbers; floating-point numbers of shape (N, D) or (B, N, D)
-        embeddings of D channels.
+        Token numbers of shape (N,) or (B, N), or embeddings, floating-point numbers of shape (N, D) or (B, N, D).
 
     Raises
     ------
@@ -276,8 +276,7 @@ _INSTEAD = ("inputs_embeds", "encoder_outputs")  # what a model may be given in 
 def try_out(model: nn.Module, inputs: Any) -> None:
     """Run a model once, without derivatives and dropout.
 
-    With `inputs`, errors pass. Without, what the configuration tells is tried until the model takes it; of errors
-    `InputError` alone passes.
+    With `inputs`, errors pass. Without, what the configuration tells is tried, and of errors `InputError` alone passes.
     """
     if inputs is not None:
         check_inputs(model, inputs)
@@ -300,7 +299,7 @@ def try_out(model: nn.Module, inputs: Any) -> None:
 
 
 def check_inputs(model: Any, inputs: Any) -> None:
-    """Raise `InputError` for names, token numbers and images that a model does not take; a tensor is its main input."""
+    """Raise `InputError` for names, token numbers and images that a model does not take."""
     model = without_wrapper(model)
     main = getattr(model, "main_input_name", "")
     main = main if isinstance(main, str) else ""  # a few have a list, of which none comes first
@@ -321,7 +320,7 @@ def check_inputs(model: Any, inputs: Any) -> None:
 
 
 def check_model_filled(model: nn.Module) -> None:
-    """Refuse a model on meta, which cannot run; what loads its weights layer by layer (Accelerate) has hooks."""
+    """Refuse a model on meta, which cannot run, unless Accelerate's hooks load its weights."""
     if not any(hasattr(module, "_hf_hook") for module in model.modules()):
         for name, one in (*model.named_parameters(), *model.named_buffers()):
             check_filled(f"model: {name}", one)

@@ -53,9 +53,9 @@ def learned_of(model: nn.Module) -> dict[str, Tensor]:
 
 
 def fidelities(model: nn.Module) -> dict[str, float]:
-    """Return λ̃ of each layer of a model that has terms, as learned so far, by the names of the attention modules.
+    """Return λ̃ of each layer that has a term, as learned so far, by the names of the attention modules.
 
-    The first layer of a stack, to which `attach` gives no term, is left out. With ``matrix_fidelity=True`` it is 1/σ².
+    With ``matrix_fidelity=True`` it is 1/σ².
 
     Parameters
     ----------
@@ -82,7 +82,7 @@ def fidelities(model: nn.Module) -> dict[str, float]:
 
 
 def write_terms(owner: nn.Module, folder: Path) -> None:
-    """Write the terms of the module that was attached into a folder: whenever it ends, `read_terms` finds a pair."""
+    """Write the terms of a module into a folder. At each moment `read_terms` finds a whole pair there."""
     from safetensors.torch import save
 
     about = {"format": 1, "attach": owner.__dict__[RECORD].arguments, "learned": None}
@@ -123,8 +123,7 @@ def save_terms(model: nn.Module, folder: str | os.PathLike[str]) -> Path:
     """Write the terms of a model into a folder, without the model, and return the folder.
 
     ``attention.json`` gets the arguments of `nlflow.attention.attach`, ``terms.safetensors`` what was learned, if
-    anything. A model of transformers that has terms writes both in its ``save_pretrained`` too; this function is for
-    other modules, and for PEFT, which saves its adapters alone.
+    anything.
 
     Parameters
     ----------
@@ -150,13 +149,13 @@ def save_terms(model: nn.Module, folder: str | os.PathLike[str]) -> Path:
 
 
 class Saver:
-    """The ``save_pretrained`` of a model that has terms, or of a part of it: it writes them too."""
+    """The ``save_pretrained`` of a model with terms, or of a part of it."""
 
     def __init__(self, model: nn.Module, part: nn.Module) -> None:
         self.model, self.part = model, part
 
     def __call__(self, save_directory: Any, is_main_process: bool = True, **options: Any) -> Any:
-        """Save the part and the terms of the model, if it still has some."""
+        """Save the part, and the terms of the model."""
         kind: Any = type(self.part)
         # That of a SentenceTransformer does not know of processes.
         known = inspect.signature(kind.save_pretrained).parameters.values()

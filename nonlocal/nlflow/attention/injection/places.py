@@ -1,8 +1,4 @@
-"""Which token each row of values belongs to, where layers cut their tokens into windows, shift them or pad them.
-
-The layer is run again on other inputs, up to its values. A row of values changes where its token does, so 2 log2(T)
-runs with about half of the T tokens others spell the number of each row's token. Once for each shape of inputs.
-"""
+"""Which token each row of values belongs to, where layers cut their tokens into windows, shift them or pad them."""
 
 from __future__ import annotations
 
@@ -81,7 +77,11 @@ def fresh(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...
 
 
 def _layout(kept: dict[Any, Tensor], entered: Entered, values: Tensor) -> Tensor:
-    """Return the number of the token of each row of values, (B, N); -1 for rows of no token."""
+    """Return the number of the token of each row of values, (B, N); -1 for rows of no token.
+
+    A row of values changes where its token does: 2 log2(T) runs, with about half of the T tokens others, spell the
+    number of each row's token.
+    """
     module, layer, args, kwargs, tokens = entered
     assert tokens is not None  # or `_plain` had been true
     others = repr([one for one in (*args, *kwargs.items()) if not isinstance(one, Tensor | tuple)])

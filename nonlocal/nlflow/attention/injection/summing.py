@@ -1,9 +1,4 @@
-"""Terms of modules that sum by themselves: `torch.nn.MultiheadAttention`, and modules between two projections.
-
-`Summed` takes v where a projection gives it, and adds the term where the next projection gets P v. It looks once
-whether a constant in each column of v comes out as it went in. In `torch.nn.MultiheadAttention` the term passes the
-output projection on its own.
-"""
+"""Terms of modules that sum by themselves: `torch.nn.MultiheadAttention`, and modules between two projections."""
 
 from __future__ import annotations
 
@@ -43,7 +38,7 @@ class Summed:
         self.constant, self.taken, self.call = OfThread(), OfThread(), OfThread()  # `constant`: while it is looked at
 
     def hooks(self) -> list[Any]:
-        """Register the hooks and return their handles."""
+        """Register the hooks."""
         return [
             self.module.register_forward_pre_hook(self.begin, with_kwargs=True),
             self.values.register_forward_hook(self.take),
@@ -51,14 +46,14 @@ class Summed:
         ]
 
     def begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Keep the arguments of the module until its layout is known: a hook before it."""
+        """Keep the arguments until the layout is known."""
         self.taken.set(None)
         self.stack.ran()
         if self.layout is None and not torch.compiler.is_compiling():
             self.call.set(fresh(args, kwargs))
 
     def take(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
-        """Keep the values: a hook after their projection."""
+        """Keep the values."""
         if not isinstance(output, Tensor):
             return output
         if (constant := self.constant.get()) is not None:
@@ -71,7 +66,7 @@ class Summed:
         return output
 
     def give(self, module: nn.Module, args: tuple[Any, ...]) -> Any:
-        """Add the term to the averages: a hook before the output projection."""
+        """Add the term to the averages."""
         averages = args[0]
         if self.constant.get() is not None:
             raise _Came(averages)
@@ -135,20 +130,20 @@ class Summed:
 
 
 class InTorch:
-    """The term of a `torch.nn.MultiheadAttention`, as hooks of it; see `Summed`."""
+    """The term of a `torch.nn.MultiheadAttention`, which passes the output projection on its own."""
 
     def __init__(self, module: nn.MultiheadAttention, terms: LayerTerms, stack: Stack) -> None:
         self.module, self.terms, self.stack = module, terms, stack
 
     def hooks(self) -> list[Any]:
-        """Register the hooks and return their handles."""
+        """Register the hooks."""
         return [
             self.module.register_forward_pre_hook(self.show, with_kwargs=True),
             self.module.register_forward_hook(self.add, with_kwargs=True),
         ]
 
     def values(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-        """Return the values (B, N, E) of a call."""
+        """Return the values (B, N, E)."""
         query, key, value = (
             args[place] if len(args) > place else kwargs[name] for place, name in enumerate(("query", "key", "value"))
         )
@@ -166,12 +161,12 @@ class InTorch:
         return made if self.module.batch_first else made.transpose(0, 1)
 
     def show(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """End a run for the values: a hook before the module."""
+        """End a run for the values."""
         if tracing():
             end_with_values(self.module, self.values(args, kwargs)[:, None])
 
     def add(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
-        """Add the term: a hook after the module."""
+        """Add the term."""
         new = self.values(args, kwargs)
         call = self.stack.of(None, self.terms.label)
         first = call.first_values(self.module, self.terms, new[:, None])

@@ -18,7 +18,7 @@ class UnknownError(Exception):
 
 
 class LayoutError(InputError):
-    """The averages are not those of columns of a projection, which the first call shows; the message says of which."""
+    """The averages are not those of columns of a projection."""
 
 
 # ---- projections
@@ -140,8 +140,7 @@ _OFF, _OFF_HALF = 1e-4, 2e-2  # of the largest value: beyond all rounding
 class Layout:
     """Where the values of one kind of attention module lie in what their projection makes, found in a first call.
 
-    An average lies between the least and the largest of what is averaged, in each column: the first layout of which
-    this is true is taken.
+    It is the first layout in which each average lies between the least and the largest of what is averaged.
     """
 
     def __init__(self) -> None:
@@ -149,7 +148,7 @@ class Layout:
         self._made = OfThread()
 
     def hooks(self, block: Block) -> list[Any]:
-        """Watch the projections of a block, in which no term changes the averages; return the handles."""
+        """Watch the projections of a block in which no term changes the averages; return the handles."""
         heads, label = heads_of(block.module), f"{block.name} ({type(block.module).__name__})"
 
         def take(module: nn.Module, args: Any, output: Any) -> None:
@@ -210,7 +209,7 @@ class Product:
     values_bias : tensor of shape (D,)
         b_V W_O.
     output_bias : tensor of shape (D,)
-        b_O. Then c = b_V W_O + b_O.
+        b_O, and c is the sum of both.
     """
 
     matrix: Tensor
@@ -222,13 +221,7 @@ class Product:
 def product_of(block: Block, layout: str = "") -> Product | None:
     """Return the product of a block, computed in float64, in the type of its weights.
 
-    None where the layout of a fused projection is not given, and several fit.
-
-    Raises
-    ------
-    InputError
-        For blocks whose W_V or W_O is not one dense matrix that is known: fused projections of unknown layout,
-        quantized weights, no output projection.
+    None where several layouts of a fused projection fit; `InputError` where W_V or W_O is not one dense matrix.
     """
     module: Any = block.module
     values, bias = _matrix(block, block.values, "W_V")
