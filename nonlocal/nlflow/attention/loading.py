@@ -1,4 +1,4 @@
-"""Models from a folder or a hub name, from safetensors alone, and the terms that a folder has."""
+"""Models from a folder or a hub name, and their terms."""
 
 from __future__ import annotations
 
@@ -43,26 +43,25 @@ _CONVERT = (
 def load_model(source: str | os.PathLike[str], *, head: str | None = None) -> nn.Module:
     """Return a model of transformers, in evaluation mode, in float32 on the CPU.
 
-    Where the folder has a file ``attention.json``, the model gets its terms. The file is an object: its ``"attach"``
-    holds the arguments of `nlflow.attention.attach`, or null for none, and its ``"format"`` is 1. The learned values of
-    terms are beside it in ``terms.safetensors``. A name on the hub gives no terms.
+    Where the folder has terms in ``attention.json``, as ``save_pretrained`` of an attached model writes them, the model
+    gets them; a name on the hub gives none.
 
     Parameters
     ----------
     source : str or path
-        A folder with ``config.json`` and ``model.safetensors``, read without network. Or the name of a model on the
-        Hugging Face hub (``'owner/name'``), taken from the cache or downloaded.
+        A folder with ``config.json`` and safetensors, read without network, or the name of a model on the Hugging Face
+        hub (``'owner/name'``), taken from the cache or downloaded.
     head : {'language', 'masked', 'speech'}, optional
-        With the head that tells the next token, for decoders, that of masked tokens, or that of speech recognition. By
-        default the model gives hidden states.
+        With the head that tells the next token, masked tokens, or what is said; by default the model gives hidden
+        states.
 
     Raises
     ------
     FileFormatError
-        For a folder without configuration or weights, damaged or incomplete weights, weights of other shapes than the
-        configuration's, and weights that only pickle can read (``.bin``, ``.pt``).
+        For a folder without configuration or weights, weights that are damaged, incomplete or do not fit the
+        configuration, and weights that only pickle can read (``.bin``, ``.pt``).
     MemoryLimitError
-        For a folder whose model is beyond the memory limit, before anything is allocated.
+        For a folder whose model is beyond the memory limit.
     InputError
         For a name that the hub does not know, and if transformers is missing or older than 5.
     """
@@ -107,7 +106,7 @@ def load_model(source: str | os.PathLike[str], *, head: str | None = None) -> nn
 
 @contextmanager
 def no_bars() -> Iterator[None]:
-    """Hide the progress bars of transformers for a while."""
+    """Hide transformers' progress bars."""
     logs = transformers_library().utils.logging
     shown = logs.is_progress_bar_enabled()
     logs.disable_progress_bar()
@@ -119,7 +118,7 @@ def no_bars() -> Iterator[None]:
 
 
 def attach_as_trained(model: Any, folder: Path) -> None:
-    """Give a model the terms that its folder describes, if it does; see `load_terms`."""
+    """Give a model the terms that its folder describes, if it does."""
     if (folder / SETTINGS).is_file():
         load_terms(model, folder)
 
@@ -171,7 +170,7 @@ def _check_folder(folder: Path) -> None:
 
 
 def load_terms(model: nn.Module, folder: str | os.PathLike[str]) -> nn.Module:
-    """Give a model the terms that a folder holds, in place, and return it. Where it cannot have them, it has none.
+    """Give a model the terms that a folder holds, in place, and return it.
 
     Parameters
     ----------
@@ -183,7 +182,7 @@ def load_terms(model: nn.Module, folder: str | os.PathLike[str]) -> nn.Module:
     Raises
     ------
     FileFormatError
-        For a folder without terms (the model stays as it is), damaged files, and terms that do not belong to it.
+        For a folder without terms, damaged files, and terms that do not belong to the model.
     """
     path = Path(folder) / SETTINGS
     if not path.is_file():
@@ -259,7 +258,7 @@ def check_parts(folder: Path) -> None:
 
 
 def check_declared(folder: Path) -> None:
-    """Refuse a configuration that asks for more weights than its folder (``config.json``, safetensors) can hold."""
+    """Refuse a configuration that asks for more weights than its folder can hold."""
     library: Any = transformers_library()
     files = sorted(folder.glob("*.safetensors"))
     headers = [_header_of(path) for path in files]
@@ -323,7 +322,7 @@ def _at_most(count: int) -> Iterator[None]:
 
 
 def check_whole(source: object, missing: Any) -> None:
-    """Refuse a model with made-up weights, which its files lack: `FileFormatError`. A pooler may be missing."""
+    """Refuse a model with made-up weights, which its files lack; a pooler may be missing."""
     lacking = sorted(name for name in missing if _UNSTORED not in name.split("."))
     if lacking:
         raise FileFormatError(

@@ -1,4 +1,4 @@
-"""One page about a model: do its tokens grow alike, why, what helps, and what may be written about it."""
+"""One page about a model."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ class Report(Brief):
         return {name: rows for name, rows in tables.items() if rows}
 
     def figures(self) -> dict[str, Any]:
-        """Return the figures, of matplotlib, by their captions."""
+        """Return matplotlib's figures by their captions."""
         from nlflow.plotting import cures_figure, parts_figure, survey_figure
 
         found = {
@@ -192,7 +192,7 @@ class Report(Brief):
         return found
 
     def html(self) -> str:
-        """Return the page, one file with its figures and numbers."""
+        """Return the page."""
         from nlflow.plotting.page import download, page, picture, table, text
 
         pictures = [picture(figure, caption) for caption, figure in self.figures().items()]
@@ -272,7 +272,7 @@ class Report(Brief):
         return beside_nulls([one for one in self.cause.blocks if one.stack == stack]) if self.cause is not None else ""
 
     def as_dict(self) -> dict[str, Any]:
-        """Return sentences and tables in JSON's types."""
+        """For JSON."""
         found: dict[str, Any] = {
             "model": self.name, "source": self.source, "date": self.date, "answers": self.answers(),
             "cure": self.cure, "may": self.may(), "may_not": self.may_not(), "tables": self.tables(),
@@ -306,15 +306,15 @@ def report(
     Parameters
     ----------
     model : torch.nn.Module or pipeline
-        As for `nlflow.attention.probe`, in evaluation mode, without terms. It is left as it was.
+        As for `nlflow.attention.probe`, in evaluation mode, without terms; it is left as it was.
     inputs : iterable
-        Texts, pictures, or batches that `probe` takes: at least three inputs give intervals.
+        Texts, pictures, or batches that `probe` takes; intervals need at least three inputs.
     task : callable, optional
-        As for `nlflow.attention.sweep`. Without one nothing is said of what helps.
+        As for `nlflow.attention.sweep`; without one nothing is said of what helps.
     cures, layers
         As for `nlflow.attention.sweep`.
     seconds : float, optional
-        About how long the sweep may take; see there.
+        About how long the sweep may take.
     name : str
         Of the model on the page; by default that of its class.
     source : str

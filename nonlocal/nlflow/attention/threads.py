@@ -1,4 +1,4 @@
-"""Models that several threads use: what each thread does with one, and what is changed in it for a while."""
+"""Models that several threads use."""
 
 from __future__ import annotations
 
@@ -33,10 +33,7 @@ _HELD: dict[Any, _Held] = {}
 
 @contextmanager
 def held(key: Any, get: Callable[[], Any], put: Callable[[Any], Any], change: Callable[[Any], Any]) -> Iterator[None]:
-    """Change a value for as long as any thread wants it; the last one puts back what it was before the first.
-
-    A value that somebody else has set meanwhile stays.
-    """
+    """Change a value while any thread wants it; the last one puts it back, unless somebody else has set it."""
     with _LOCK:
         if key not in _HELD:
             before = get()
@@ -58,7 +55,7 @@ def held(key: Any, get: Callable[[], Any], put: Callable[[Any], Any], change: Ca
 
 @contextmanager
 def replaced(names: dict[str, Any], name: str, value: Any) -> Iterator[None]:
-    """Put another value under a name of a module for the time of a call, one thread after the other."""
+    """Replace a name, one thread after the other."""
     with _LOCK:
         before = names[name]
         names[name] = value
@@ -83,10 +80,7 @@ _USES: dict[int, list[_Use]] = {}
 
 @contextmanager
 def using(model: nn.Module, doing: str, *, alone: bool = False) -> Iterator[None]:
-    """Say what this thread does with a model, for a while.
-
-    With `alone` no other thread may do so too, or run it: `InputError`, here or there.
-    """
+    """Say what this thread does with a model, which no other thread may use meanwhile if `alone`."""
     own = _Use(get_ident(), doing, alone)
     modules = list(model.modules())
 
@@ -127,7 +121,7 @@ def _end(modules: list[nn.Module], own: _Use) -> None:
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Put all modules into evaluation mode for a while; other threads may not run them then."""
+    """Put modules into evaluation mode; other threads may not run them then."""
     training = [module for module in model.modules() if module.training]
     if not training:
         yield
@@ -146,7 +140,7 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 
 def thread_number() -> int:
-    """Return the number of this thread; compiled code has one."""
+    """Number of this thread."""
     return 0 if torch.compiler.is_compiling() else get_ident()
 
 
@@ -197,7 +191,7 @@ _ASIDE = nn.Module()  # none of any model
 
 @contextmanager
 def aside() -> Iterator[None]:
-    """Run something of a model beside its call: what watches the call does not see it."""
+    """Run something unwatched."""
     token = _TRACED.set(_ASIDE)
     try:
         yield
@@ -206,11 +200,11 @@ def aside() -> Iterator[None]:
 
 
 def tracing() -> bool:
-    """Return whether this thread runs a layer only for its values."""
+    """Whether values are sought."""
     return not torch.compiler.is_compiling() and _TRACED.get() is not None
 
 
 def end_with_values(module: nn.Module, values: Tensor) -> None:
-    """End the run if it is for the values of this module."""
+    """End such a run."""
     if not torch.compiler.is_compiling() and _TRACED.get() is module:
         raise _Shown(values)

@@ -1,1 +1,1 @@
-"""Terms inside models of transformers."""
+"""Terms inside models."""

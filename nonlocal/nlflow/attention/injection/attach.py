@@ -1,4 +1,4 @@
-"""Give a model of transformers its terms, and take them away."""
+"""`attach` and `detach`."""
 
 from __future__ import annotations
 
@@ -64,15 +64,15 @@ def attach(
     adapter: Adapter | Sequence[Adapter] | None = None,
     inputs: Any = None,
 ) -> Model:
-    """Give the self-attention of a model the NeuTRENO term, in place.
+    """Give the self-attention of a model the NeuTRENO term, in place of terms that it has.
 
     The averages P v of each head become (P v + λ̃ v0) / (1 + λ̃), where v0 are the values of the first layer of the same
-    stack. That layer has no term, and cross-attention stays as it is. Terms that the model already has are replaced.
+    stack, which itself has no term. Cross-attention stays as it is.
 
     Parameters
     ----------
     model : torch.nn.Module
-        A model of transformers, timm or torchvision, a pipeline, or a module whose attention is found. No other thread
+        A model of transformers, timm or torchvision, a pipeline, or a module whose attention is found; no other thread
         may run it during this call.
     affinity : {'softmax', 'symmetric', 'gaussian', 'sigmoid', 'softplus', 'linear'}
         The kernel of the average; see `nlflow.attention.terms.averages`.
@@ -83,19 +83,19 @@ def attach(
     semi_implicit : bool
         False is the explicit form of the paper, P v + λ̃ (v0 - v), which needs λ̃ < 1 + μ_min(P) to be stable.
     feat_scale : bool
-        Learn FeatScale after the output projection. It starts as the identity.
+        Learn FeatScale after the output projection, which starts as the identity.
     attn_scale : bool
-        Learn AttnScale, one parameter for each head. It starts as the identity.
+        Learn AttnScale, one parameter for each head, which starts as the identity.
     matrix_fidelity : bool
-        Experimental: the semi-implicit form with Λ̃ = C/σ² and the local covariance C of the values. σ² is learned for
-        each layer and starts from 1/λ̃. O(N² d) for each head and iteration.
+        Experimental: the semi-implicit form with Λ̃ = C/σ² and the local covariance C of the values, where each layer
+        learns σ² from 1/λ̃ on, at O(N² d) for each head and iteration.
     cures : mapping of str to float or sequence of float, optional
-        Other changes by their names in `nlflow.attention.CURES`, with one number for the model or one for each block:
-        ``{'temperature': 0.8}``. Give ``fidelity=0`` for these alone.
+        Other changes by their names in `nlflow.attention.CURES`, with one number for the model or one for each block,
+        such as ``{'temperature': 0.8}``; ``fidelity=0`` gives them alone.
     adapter : Adapter or sequence of Adapter, optional
         Where the blocks are, where they are not found.
     inputs : mapping or tensor, optional
-        What the model is run with once, to see that the term arrives in every layer. By default these are made up, or
+        What the model is run with once, to see that the term arrives in every layer; by default these are made up, or
         the first call is watched.
 
     Returns
@@ -374,12 +374,12 @@ def _hands_on(model: nn.Module, block: Block) -> bool:
 
 
 def register() -> tuple[str, ...]:
-    """Register the attention functions and their masks with transformers; a second call does nothing.
+    """Register the attention functions and their masks with transformers, once.
 
     Returns
     -------
     tuple of str
-        The names, for ``attn_implementation=``. Those that begin with ``neutreno`` need `attach`.
+        The names, for ``attn_implementation=``; those that begin with ``neutreno`` need `attach`.
 
     Raises
     ------
@@ -403,7 +403,7 @@ def register() -> tuple[str, ...]:
 
 
 def named(affinity: str, base: str) -> str:
-    """Return the registered name of an affinity and a base."""
+    """The registered name."""
     name = {"softmax": "neutreno", "symmetric": "neutreno_symmetric"}.get(affinity, affinity)
     return f"{name}_sdpa" if base == "sdpa" and affinity in FUSED else name
 
@@ -450,7 +450,7 @@ def _set_names(model: nn.Module, asking: list[Block], affinity: str) -> None:
 
 
 class Switch:
-    """The ``set_attn_implementation`` of a model with terms."""
+    """Its ``set_attn_implementation``."""
 
     def __init__(self, model: nn.Module, part: nn.Module, affinity: str) -> None:
         self.model, self.part, self.affinity = model, part, affinity

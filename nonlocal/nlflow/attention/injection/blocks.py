@@ -1,4 +1,4 @@
-"""Where the self-attention of a model is: its blocks in order, their stacks, their projections."""
+"""Where self-attention is."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ class Adapter:
     Attributes
     ----------
     attention : str
-        Class of its attention modules (``'ViTAttention'``). A text with a dot or a star is a pattern of their names in
-        the model instead, with ``*`` for any text (``'backbone.layers.*.attn'``).
+        Class of its attention modules (``'ViTAttention'``), or, with a dot or a star, a pattern of their names in the
+        model (``'backbone.layers.*.attn'``).
     projection : str
         The output projection, relative to the attention module: ``'o_proj'``, or ``'../output.dense'`` where it
-        belongs to the parent. Empty: it is looked for.
+        belongs to the parent; it is looked for where this is empty.
     causal : bool, optional
         Whether a token sees no later ones; by default what the module says.
     cross : str
@@ -67,7 +67,7 @@ class Adapter:
     stack: str = ""
 
     def takes(self, name: str, module: nn.Module) -> bool:
-        """Whether it describes this module."""
+        """Whether it fits."""
         if "*" in self.attention or "." in self.attention:
             found = fnmatchcase(name, self.attention)
         else:
@@ -120,12 +120,12 @@ class Block:
 
     @property
     def tokens_first(self) -> bool:
-        """Whether the attention module takes tokens (N, B, D)."""
+        """Whether tokens are (N, B, D) there."""
         return isinstance(self.module, nn.MultiheadAttention) and not self.module.batch_first
 
 
 def transformers_library() -> Any:
-    """Return the module transformers, or raise `InputError` where it is missing or older than release 5."""
+    """Return the module transformers, of release 5 or later."""
     try:
         library = importlib.import_module("transformers")
     except ImportError as error:
@@ -140,7 +140,7 @@ def transformers_library() -> Any:
 
 
 def network_of(model: Any) -> nn.Module:
-    """Return a module itself, or that inside a pipeline of transformers."""
+    """Return a module, or that inside a pipeline."""
     if isinstance(model, nn.Module):
         return model
     inner = getattr(model, "model", None)
@@ -159,8 +159,8 @@ def blocks(model: Any, adapter: Adapter | Sequence[Adapter] | None = None) -> li
     ----------
     model : torch.nn.Module
     adapter : Adapter or sequence of Adapter, optional
-        Where they are. By default they are found: modules that ask transformers' ``AttentionInterface``,
-        `torch.nn.MultiheadAttention`, and modules that sum by themselves between projections.
+        Where they are, if not in modules that ask transformers' ``AttentionInterface``, that are torch's
+        ``MultiheadAttention``, or that sum by themselves between projections.
 
     Raises
     ------
@@ -297,7 +297,7 @@ def _projection(adapter: Adapter, name: str, named: dict[str, nn.Module]) -> nn.
 
 
 def own_forward(module: nn.Module) -> Any:
-    """Return the forward of a module's class, without its decorators."""
+    """The undecorated forward."""
     return inspect.unwrap(type(module).forward)
 
 
@@ -327,7 +327,7 @@ def _used(module: nn.Module) -> set[str]:
 
 
 def asks(module: nn.Module) -> bool:
-    """Return whether the forward of a module asks transformers' ``AttentionInterface``."""
+    """Whether it asks transformers."""
     return _asks(own_forward(module))
 
 
@@ -351,7 +351,7 @@ def own_eager(module: nn.Module) -> Callable[..., Any] | None:
 
 
 def sums(module: nn.Module) -> bool:
-    """Return whether a module computes averages of attention by itself, between two projections of its own."""
+    """Whether a module computes averages by itself, between two projections of its own."""
     direct = dict(module.named_children())
     if direct.keys().isdisjoint(_VALUES):
         return False
@@ -366,7 +366,7 @@ def sums(module: nn.Module) -> bool:
 
 
 def kind_of(module: nn.Module) -> str | None:
-    """Return `INTERFACE`, `TORCH` or `SUMS`; None for what is no attention."""
+    """`INTERFACE`, `TORCH`, `SUMS` or None."""
     if isinstance(module, nn.MultiheadAttention):
         return TORCH
     if asks(module):
@@ -375,7 +375,7 @@ def kind_of(module: nn.Module) -> str | None:
 
 
 def crosses(name: str, module: nn.Module) -> bool:
-    """Return whether names and arguments of a module say that it averages over others than its own tokens."""
+    """Whether it seems cross-attention."""
     *_, holder, own = ("", *name.split("."))  # BERT's kind has its sums one module below: crossattention.self
     if getattr(module, "is_cross_attention", False) or _CROSS.search(own) or "cross" in holder.lower():
         return True
@@ -392,13 +392,13 @@ def crosses(name: str, module: nn.Module) -> bool:
 
 
 def values_of(module: nn.Module) -> nn.Module | None:
-    """Return the projection that makes a module's values, alone or together with queries and keys."""
+    """Return what makes a module's values, alone or together with queries and keys."""
     direct = dict(module.named_children())
     return next((direct[name] for name in _VALUES if name in direct), None)
 
 
 def output_of(name: str, module: nn.Module, named: dict[str, nn.Module]) -> nn.Module | None:
-    """Return the output projection of an attention module, where it is in one of the usual places."""
+    """The output projection."""
     direct = dict(module.named_children())
     for child in _OUTPUTS:
         found = direct.get(child)
@@ -415,7 +415,7 @@ def output_of(name: str, module: nn.Module, named: dict[str, nn.Module]) -> nn.M
 
 
 def width(projection: Any) -> int:
-    """Return how many features a projection makes, 0 for what is none."""
+    """Features that it makes."""
     if not isinstance(projection, nn.Module):
         return 0
     projection = getattr(projection, "base_layer", projection)  # of PEFT, around a projection
@@ -426,14 +426,14 @@ def width(projection: Any) -> int:
 
 
 def heads_of(module: nn.Module) -> int:
-    """Return the number of heads that a module or its configuration tells, 0 where neither does."""
+    """Number of heads, or 0 where it is not told."""
     names = ("num_attention_heads", "num_heads", "n_heads", "n_head", "h")
     found = (getattr(one, name, None) for one in (module, getattr(module, "config", None)) for name in names)
     return next((number for number in found if isinstance(number, int)), 0)  # some have one for each stage
 
 
 def value_widths(module: nn.Module) -> tuple[int, ...]:
-    """Return the widths of what makes the values."""
+    """Widths of values' projections."""
     if isinstance(module, nn.MultiheadAttention):
         return (module.embed_dim, module.num_heads)
     return tuple(found for child in module.children() if (found := width(child)) > 1)

@@ -1,4 +1,4 @@
-"""Cures of over-smoothing: a table of them, and what changes the attention branch of a block."""
+"""Cures of over-smoothing."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Cure:
     later: bool = False
 
     def arguments(self, strengths: Sequence[float]) -> dict[str, Any]:
-        """Return the arguments of `nlflow.attention.attach` for one number a block."""
+        """Arguments of `attach`."""
         if self.name in TERMS_OF_V0:
             return {"fidelity": list(strengths), "semi_implicit": self.name == TERMS_OF_V0[0]}
         return {"fidelity": 0.0, "cures": {self.name: list(strengths)}}
@@ -93,7 +93,7 @@ CURES = {
 
 
 def checked(cures: Mapping[str, float | Sequence[float]] | None, count: int) -> dict[str, list[float]]:
-    """Return a number for each of `count` blocks and each cure that is not neutral everywhere."""
+    """Return a number for each block and each cure that is not neutral everywhere."""
     result = {}
     names = tuple(name for name in CURES if name not in TERMS_OF_V0)
     if cures is not None and not isinstance(cures, Mapping):
@@ -119,7 +119,7 @@ def checked(cures: Mapping[str, float | Sequence[float]] | None, count: int) -> 
 
 
 def in_range(cure: Cure, name: str, number: Any) -> float:
-    """Return the number of a cure, or raise `InputError` where it lies outside of its range."""
+    """Check its number."""
     found = check_number(name, number)
     if not cure.low <= found <= cure.high:
         to = f"to {cure.high:g}" if cure.high < _INFINITE else "up"
@@ -204,7 +204,7 @@ def held_bytes(name: str, found: list[Block], arguments: Mapping[str, Any]) -> t
 
 
 class Present:
-    """Which tokens of the running call are no padding; None where all are."""
+    """Tokens without padding."""
 
     def __init__(self, *, needed: bool) -> None:
         self.needed = needed
@@ -480,7 +480,7 @@ class _Branch:
 def sharpened(matrix: Tensor, share: float) -> Tensor:
     """Return K (D, D) such that W K has W's eigenvectors, and the eigenvalues ω - 2 s Re ω for those with Re ω > 0.
 
-    O(D³), in float64. `InputError` for a matrix that has no basis of eigenvectors, to rounding.
+    O(D³), in float64; `InputError` for a matrix that has no basis of eigenvectors, to rounding.
     """
     values, vectors = torch.linalg.eig(matrix.double())
     small = values.abs() <= torch.finfo(torch.float64).eps * values.abs().max() * len(values)

@@ -1,4 +1,4 @@
-"""The inputs of a model from texts and pictures."""
+"""Texts and pictures as inputs."""
 
 from __future__ import annotations
 
@@ -27,11 +27,7 @@ _IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))  # what torchvision's
 
 
 def inputs_of(model: Any, given: Any) -> Any:
-    """Return what a model is called with; mappings and tensors pass as they are.
-
-    A picture is one of Pillow's or an array of uint8, (H, W) or (H, W, 3). `InputError` for other objects, an empty
-    sequence, and models without a tokenizer or a known size of pictures.
-    """
+    """Return what a model is called with, of texts, pictures (Pillow's, or uint8 of (H, W) or (H, W, 3)) or tensors."""
     if isinstance(given, Tensor) or (isinstance(given, Mapping) and len(given)):
         return given
     several = list(given) if isinstance(given, Sequence) and not isinstance(given, str) else [given]
@@ -58,7 +54,7 @@ def _pixels(one: Any) -> NDArray[Any]:
 
 
 def padded(tokenizer: Any, texts: Sequence[str], limit: int = 10**9) -> dict[str, Tensor]:
-    """Return the token numbers of texts, (B, N), with padding behind, and the mask of those that count."""
+    """Return the token numbers of texts, (B, N), padded behind, and their mask."""
     limit = min(limit, int(min(getattr(tokenizer, "model_max_length", 10**9), 10**9)))
     tokens = [torch.tensor([tokenizer(one, truncation=True, max_length=limit)["input_ids"]]) for one in texts]
     rows = [{"input_ids": one, "attention_mask": torch.ones_like(one)} for one in tokens]
@@ -67,10 +63,7 @@ def padded(tokenizer: Any, texts: Sequence[str], limit: int = 10**9) -> dict[str
 
 
 def gathered(inputs: Iterable[Any], most: int = 8) -> list[Any]:
-    """Return inputs of one sequence each in batches of at most so many.
-
-    Neighbours are joined where their tensors have one shape, or where a mask can tell padding.
-    """
+    """Join inputs of one sequence each that follow each other, up to so many, where shapes or masks allow it."""
     found: list[Any] = []
     group: list[Any] = []
     for one in inputs:

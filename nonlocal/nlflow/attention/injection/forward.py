@@ -1,4 +1,4 @@
-"""What runs in the forward pass of a model with terms: the attention function, and the state of one call of a stack."""
+"""The forward pass with terms."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _PATIENCE = 100  # calls
 
 @dataclass(eq=False)
 class Call:
-    """The state of one call of a stack of layers: v0, and what has been seen."""
+    """One call of a stack."""
 
     past: Any
     cached: bool
@@ -44,7 +44,7 @@ class Call:
     latest: Entered | None = None
 
     def enter(self, module: nn.Module, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Keep what the layer of an attention module is called with."""
+        """Keep a layer's arguments."""
         if self.entered is not None and self.owner is not None and self.entered.module is not self.owner:
             self.entered = None
         values = (*args, *kwargs.values())
@@ -176,7 +176,7 @@ class Part:
     hook: Any = None
 
     def there(self) -> bool:
-        """Whether it is there."""
+        """Whether it is."""
         now = self.parent._modules.get(self.place)
         if now is self.child:
             return True
@@ -186,10 +186,10 @@ class Part:
 
 
 class Stack:
-    """The layers that share v0, and the state of their calls.
+    """The layers that share v0.
 
-    The state travels as a keyword argument where all modules down to the attention take such, so that gradient
-    checkpointing meets the state of its own call. Elsewhere it is the innermost open call of this thread.
+    A call travels as a keyword argument where all modules down to the attention take such, so that gradient
+    checkpointing meets its own; elsewhere it is the innermost open one of this thread.
     """
 
     def __init__(self, group: str, container: nn.Module, hands_on: bool) -> None:
@@ -252,7 +252,7 @@ class Stack:
             )
 
     def close(self, module: nn.Module, args: Any, output: Any) -> None:
-        """End a call, also one that failed."""
+        """End a call."""
         calls = self._open.get(thread_number())
         if not calls:
             return
@@ -283,7 +283,7 @@ class Stack:
         self.seen = self.acting.keys() <= self.acted
 
     def of(self, calls: dict[str, Call] | None, name: str) -> Call:
-        """Return the running call, that among `calls` first."""
+        """The running call."""
         if calls is not None and self.group in calls:
             return calls[self.group]
         if running := self._open.get(thread_number()):
@@ -296,12 +296,12 @@ class Stack:
         )
 
     def enter(self, module: nn.Module, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Keep what a layer of the running call is called with."""
+        """Enter a layer."""
         if (call := self._running(kwargs)) is not None:
             call.enter(module, layer, args, kwargs)
 
     def count(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Begin a call of an attention module."""
+        """Begin an attention module."""
         if (call := self._running(kwargs)) is not None:
             call.count(module, args, kwargs)
 
@@ -313,7 +313,7 @@ class Stack:
         return found or next(iter(self._open.get(thread_number(), ())[-1:]), None)
 
     def ran(self) -> None:
-        """Note that a module of the running call was called."""
+        """Note a call."""
         if calls := () if tracing() else self._open.get(thread_number(), ()):
             calls[-1].ran = True
 
@@ -350,10 +350,9 @@ def attention(
     attention_mask: Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """Compute the attention of one block, with its terms: what the names of `attach.register` stand for.
+    """Compute the attention of one block with its terms, as transformers asks for it.
 
-    `query` is (B, H, M, d), `key` and `value` are (B, G, N, d). Returns the output (B, M, H, d), and the weights
-    (B, H, M, N) where the base does.
+    `query` is (B, H, M, d), `key` and `value` are (B, G, N, d); the output is (B, M, H, d), the weights (B, H, M, N).
     """
     call = kwargs.pop(CALL, None)
     terms: Any = getattr(module, TERMS, None)

@@ -1,4 +1,4 @@
-"""What models are called with: a text, an image or tokens as tensors, and the checks of these."""
+"""What models are called with."""
 
 from __future__ import annotations
 
@@ -86,10 +86,7 @@ def text_inputs(model: nn.Module, source: str | os.PathLike[str], text: Any) -> 
 
 
 def tokenizer_of(name: str, source: str | os.PathLike[str], otherwise: str) -> Any:
-    """Return the tokenizer of a folder or of a model on the hub.
-
-    Where there is none, `InputError` names the argument `name`, and what to do `otherwise`.
-    """
+    """Return the tokenizer of a folder or of a model on the hub."""
     folder, why = check_path("source", source), ""
     try:
         tokenizer = transformers_library().AutoTokenizer.from_pretrained(
@@ -110,7 +107,7 @@ def tokenizer_of(name: str, source: str | os.PathLike[str], otherwise: str) -> A
 
 
 def hub_silence(source: object) -> str:
-    """Return why the hub does not answer, empty if it does; it is asked once, for a few seconds."""
+    """Return why the hub does not answer, empty if it does."""
     hub: Any = importlib.import_module("huggingface_hub")
     try:
         hub.get_hf_file_metadata(hub.hf_hub_url(str(source), "config.json"), timeout=5)
@@ -122,12 +119,12 @@ def hub_silence(source: object) -> str:
 
 
 def takes(model: nn.Module, name: str) -> bool:
-    """Whether the forward has this argument."""
+    """Whether forward takes it."""
     return name in inspect.signature(model.forward).parameters
 
 
 def takes_a_mapping(model: nn.Module, given: Mapping[str, Any]) -> bool:
-    """Return whether a model takes the mapping of its inputs itself, as a SentenceTransformer does."""
+    """Whether a model takes the mapping itself, as a SentenceTransformer does."""
     arguments = inspect.signature(without_wrapper(model).forward).parameters.values()
     needed = [one.name for one in arguments if one.default is one.empty and one.kind is one.POSITIONAL_OR_KEYWORD]
     return len(needed) == 1 and needed[0] not in given
@@ -274,10 +271,7 @@ _INSTEAD = ("inputs_embeds", "encoder_outputs")  # what a model may be given in 
 
 
 def try_out(model: nn.Module, inputs: Any) -> None:
-    """Run a model once, without derivatives and dropout.
-
-    With `inputs`, errors pass. Without, what the configuration tells is tried, and of errors `InputError` alone passes.
-    """
+    """Run a model once with `inputs`, or with what it is seen to take, of whose errors `InputError` alone passes."""
     if inputs is not None:
         check_inputs(model, inputs)
     tried = several(simple_inputs(model)) if inputs is None else [inputs]
@@ -299,7 +293,7 @@ def try_out(model: nn.Module, inputs: Any) -> None:
 
 
 def check_inputs(model: Any, inputs: Any) -> None:
-    """Raise `InputError` for names, token numbers and images that a model does not take."""
+    """Refuse wrong inputs."""
     model = without_wrapper(model)
     main = getattr(model, "main_input_name", "")
     main = main if isinstance(main, str) else ""  # a few have a list, of which none comes first
@@ -320,14 +314,14 @@ def check_inputs(model: Any, inputs: Any) -> None:
 
 
 def check_model_filled(model: nn.Module) -> None:
-    """Refuse a model on meta, which cannot run, unless Accelerate's hooks load its weights."""
+    """Refuse a model on meta, unless Accelerate's hooks load its weights."""
     if not any(hasattr(module, "_hf_hook") for module in model.modules()):
         for name, one in (*model.named_parameters(), *model.named_buffers()):
             check_filled(f"model: {name}", one)
 
 
 def without_wrapper(model: Any) -> Any:
-    """Return the model inside PEFT's wrapper, whose forward names no arguments; any other itself."""
+    """Return the model inside PEFT's wrapper, whose forward names no arguments."""
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
@@ -391,7 +385,7 @@ def _check_lengths(model: Any, inputs: Mapping[str, Any]) -> None:
 
 
 def positions(model: Any) -> int:
-    """Return how many positions a model knows; many where its configuration does not say."""
+    """Number of positions, large where it is not told."""
     config: Any = getattr(model, "config", None)
     names = ("max_position_embeddings", "n_positions")
     places = ((one, name) for one in (config, getattr(config, "text_config", None)) for name in names)
@@ -415,7 +409,7 @@ def _check_ids(model: Any, inputs: Mapping[str, Any]) -> None:
 
 
 def vocabulary(model: Any) -> int:
-    """Return how many tokens a model knows; 0 where it does not say."""
+    """Number of tokens known, or 0."""
     try:
         embedding = model.get_input_embeddings()
     except (AttributeError, NotImplementedError):
@@ -445,7 +439,7 @@ def _wrong_ids(ids: Any, words: int) -> tuple[str, str]:
 
 
 def several(given: dict[str, Tensor] | Tensor | None) -> list[Any]:
-    """Return inputs to be tried one after the other: these, two images, and a pair of images or a video."""
+    """Inputs to try."""
     if not isinstance(given, dict):
         return [] if given is None else [given]
     found: list[Any] = [given]
@@ -456,7 +450,7 @@ def several(given: dict[str, Tensor] | Tensor | None) -> list[Any]:
 
 
 def simple_inputs(model: Any) -> dict[str, Tensor] | Tensor | None:
-    """Return a few tokens, or an image or a video of noise; None for a model that does not say that it takes them."""
+    """Return a few tokens, or an image or a video of noise; None where the model does not say what it takes."""
     model = without_wrapper(model)
     config, name = getattr(model, "config", None), getattr(model, "main_input_name", "")
     place = next((one.device for one in model.parameters()), torch.device("meta"))
@@ -492,7 +486,7 @@ def simple_inputs(model: Any) -> dict[str, Tensor] | Tensor | None:
 
 
 def side_by_side(model: Any) -> bool:
-    """Return whether a model takes a text and a picture for it in two towers, as CLIP does."""
+    """Whether it has two towers, as CLIP."""
     return hasattr(model, "get_text_features") and hasattr(model, "get_image_features")
 
 

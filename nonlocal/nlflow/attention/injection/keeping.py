@@ -1,4 +1,4 @@
-"""Terms in a folder: the arguments of `attach` in ``attention.json``, what was learned in ``terms.safetensors``."""
+"""Terms in a folder."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ RECORD = "_neutreno_record"  # what detach undoes, and the arguments of attach
 
 @dataclass
 class Record:
-    """What was changed in a model."""
+    """What was changed."""
 
     arguments: dict[str, Any]
     handles: list[Any] = field(default_factory=list)
@@ -35,7 +35,7 @@ class Record:
 
 
 def plain_arguments(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments of `attach` as JSON has them."""
+    """Arguments for JSON."""
     result = dict(arguments)
     adapter: Adapter | Sequence[Adapter] | None = result.pop("adapter")
     if adapter is not None:
@@ -44,7 +44,7 @@ def plain_arguments(arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 def learned_of(model: nn.Module) -> dict[str, Tensor]:
-    """Return the learned values of a model's terms, by their names in it."""
+    """Learned values by name."""
     return {
         name: parameter.detach().cpu().contiguous().clone()
         for name, parameter in model.named_parameters()
@@ -82,7 +82,7 @@ def fidelities(model: nn.Module) -> dict[str, float]:
 
 
 def write_terms(owner: nn.Module, folder: Path) -> None:
-    """Write the terms of a module into a folder. At each moment `read_terms` finds a whole pair there."""
+    """Write the terms into a folder, where `read_terms` finds a whole pair at each moment."""
     from safetensors.torch import save
 
     about = {"format": 1, "attach": owner.__dict__[RECORD].arguments, "learned": None}
@@ -97,10 +97,7 @@ def write_terms(owner: nn.Module, folder: Path) -> None:
 
 
 def read_terms(folder: Path) -> tuple[Any, dict[str, Tensor]]:
-    """Return what describes the terms in a folder, and what was learned.
-
-    Between the writing of the two files the first says what the new pair is.
-    """
+    """Return what describes the terms in a folder, and what was learned."""
     from safetensors import safe_open
 
     about = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))
@@ -122,8 +119,7 @@ def read_terms(folder: Path) -> tuple[Any, dict[str, Tensor]]:
 def save_terms(model: nn.Module, folder: str | os.PathLike[str]) -> Path:
     """Write the terms of a model into a folder, without the model, and return the folder.
 
-    ``attention.json`` gets the arguments of `nlflow.attention.attach`, ``terms.safetensors`` what was learned, if
-    anything.
+    ``attention.json`` gets the arguments of `nlflow.attention.attach`, ``terms.safetensors`` what was learned.
 
     Parameters
     ----------
@@ -149,7 +145,7 @@ def save_terms(model: nn.Module, folder: str | os.PathLike[str]) -> Path:
 
 
 class Saver:
-    """The ``save_pretrained`` of a model with terms, or of a part of it."""
+    """Its ``save_pretrained``."""
 
     def __init__(self, model: nn.Module, part: nn.Module) -> None:
         self.model, self.part = model, part

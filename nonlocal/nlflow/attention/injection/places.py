@@ -1,4 +1,4 @@
-"""Which token each row of values belongs to, where layers cut their tokens into windows, shift them or pad them."""
+"""Which token each row of values belongs to, where layers cut, shift or pad their tokens."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from nlflow.errors import InputError
 
 
 class Entered(NamedTuple):
-    """What the layer of an attention module is called with; `tokens` is the first tensor of numbers (B, …, C)."""
+    """A layer's arguments."""
 
     module: nn.Module
     layer: nn.Module
@@ -61,7 +61,7 @@ def _key_of_streams(module: nn.Module, tokens: Tensor, values: Tensor) -> tuple[
 
 
 def fresh(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return arguments with copies of caches, which a run of the module would write into."""
+    """Copy caches among arguments."""
     memo: dict[int, Any] = {}
 
     def copied(one: Any) -> Any:

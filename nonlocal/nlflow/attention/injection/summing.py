@@ -1,4 +1,4 @@
-"""Terms of modules that sum by themselves: `torch.nn.MultiheadAttention`, and modules between two projections."""
+"""Terms of modules that sum by themselves."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class _Came(BaseException):  # no module between may catch it
 
 
 class Summed:
-    """The term of a module that sums by itself between its projections, as hooks of these."""
+    """Hooks of a term between two projections of a module."""
 
     def __init__(
         self, module: nn.Module, values: nn.Module, projection: nn.Module, terms: LayerTerms, stack: Stack
@@ -46,7 +46,7 @@ class Summed:
         ]
 
     def begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Keep the arguments until the layout is known."""
+        """Keep the arguments."""
         self.taken.set(None)
         self.stack.ran()
         if self.layout is None and not torch.compiler.is_compiling():
@@ -66,7 +66,7 @@ class Summed:
         return output
 
     def give(self, module: nn.Module, args: tuple[Any, ...]) -> Any:
-        """Add the term to the averages."""
+        """Add the term."""
         averages = args[0]
         if self.constant.get() is not None:
             raise _Came(averages)
@@ -89,7 +89,7 @@ class Summed:
         return (step, *args[1:])
 
     def find_layout(self, taken: Tensor, averages: Tensor) -> str:
-        """Return how values lie in what their projection gives, from a run with a constant added to each column."""
+        """Return how values lie in what their projection gives."""
         with torch.no_grad(), evaluating(self.module):
             generator = torch.Generator().manual_seed(0)
             columns = torch.randn(taken.shape[-1], generator=generator).to(taken)
@@ -121,7 +121,7 @@ class Summed:
         return output[0] if isinstance(output, tuple | list) else output  # type: ignore[no-any-return]
 
     def refused(self, got: str) -> LayoutError:
-        """Return the error for a module that does not do what a term needs."""
+        """The error."""
         return LayoutError(
             f"model: got {got} in {self.terms.label} ({type(self.module).__name__}), which sums by itself; expected "
             "averages of one row for each token between the projections of values and output; leave it out with "
@@ -130,7 +130,7 @@ class Summed:
 
 
 class InTorch:
-    """The term of a `torch.nn.MultiheadAttention`, which passes the output projection on its own."""
+    """Hooks of a term in torch's ``MultiheadAttention``, which passes the output projection on its own."""
 
     def __init__(self, module: nn.MultiheadAttention, terms: LayerTerms, stack: Stack) -> None:
         self.module, self.terms, self.stack = module, terms, stack
@@ -143,7 +143,7 @@ class InTorch:
         ]
 
     def values(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-        """Return the values (B, N, E)."""
+        """Values (B, N, E)."""
         query, key, value = (
             args[place] if len(args) > place else kwargs[name] for place, name in enumerate(("query", "key", "value"))
         )
@@ -161,7 +161,7 @@ class InTorch:
         return made if self.module.batch_first else made.transpose(0, 1)
 
     def show(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """End a run for the values."""
+        """Show the values."""
         if tracing():
             end_with_values(self.module, self.values(args, kwargs)[:, None])
 

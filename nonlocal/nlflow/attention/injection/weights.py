@@ -1,4 +1,4 @@
-"""The matrices of projections, where values lie in what one makes, and the product W_V W_O of a block."""
+"""Matrices of projections."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from nlflow.errors import InputError
 
 
 class UnknownError(Exception):
-    """The maps of a block cannot be told; the message says why."""
+    """Unknown maps."""
 
 
 class LayoutError(InputError):
-    """The averages are not those of columns of a projection."""
+    """Averages of unknown columns."""
 
 
 # ---- projections
@@ -52,7 +52,7 @@ def weight_of(module: nn.Module) -> tuple[Tensor, Tensor | None]:
 
 
 def weight_in_torch(module: nn.MultiheadAttention) -> tuple[Tensor, Tensor | None]:
-    """Return W_V (in, out) and b_V of torch's own attention, which has them behind those of queries and keys."""
+    """Return W_V (in, out) and b_V, which lie behind those of queries and keys."""
     size = module.embed_dim
     fused: Any = module.in_proj_weight
     biases: Any = module.in_proj_bias
@@ -100,7 +100,7 @@ LAYOUTS = ("alone", "behind", "heads", "quarters")
 
 
 def fits(layout: str, made: int, used: int, heads: int) -> bool:
-    """Return whether values for averages of `used` columns can lie so in `made` ones."""
+    """Whether values may lie so."""
     if layout == "alone":
         return made == used or _serves(made, used, heads)
     if layout == "behind":
@@ -119,10 +119,7 @@ def _serves(size: int, used: int, heads: int) -> bool:
 
 
 def part(made: Tensor, layout: str, used: int, heads: int) -> Tensor:
-    """Return the values in what a projection made, as wide as the averages.
-
-    A head of values that serves several heads of queries comes once for each.
-    """
+    """Return the values in what a projection made, as wide as the averages."""
     if layout == "heads":
         return made.reshape(*made.shape[:-1], heads, 3, used // heads)[..., 2, :].flatten(-2)
     if layout == "quarters":
@@ -138,7 +135,7 @@ _OFF, _OFF_HALF = 1e-4, 2e-2  # of the largest value: beyond all rounding
 
 
 class Layout:
-    """Where the values of one kind of attention module lie in what their projection makes, found in a first call.
+    """Where values lie in what their projection makes.
 
     It is the first layout in which each average lies between the least and the largest of what is averaged.
     """
@@ -148,7 +145,7 @@ class Layout:
         self._made = OfThread()
 
     def hooks(self, block: Block) -> list[Any]:
-        """Watch the projections of a block in which no term changes the averages; return the handles."""
+        """Watch projections."""
         heads, label = heads_of(block.module), f"{block.name} ({type(block.module).__name__})"
 
         def take(module: nn.Module, args: Any, output: Any) -> None:
@@ -219,10 +216,7 @@ class Product:
 
 @torch.no_grad()
 def product_of(block: Block, layout: str = "") -> Product | None:
-    """Return the product of a block, computed in float64, in the type of its weights.
-
-    None where several layouts of a fused projection fit; `InputError` where W_V or W_O is not one dense matrix.
-    """
+    """Return the product of a block, computed in float64, or None where several layouts of a fused projection fit."""
     module: Any = block.module
     values, bias = _matrix(block, block.values, "W_V")
     output, output_bias = _matrix(block, module.out_proj if block.kind == TORCH else block.projection, "W_O")

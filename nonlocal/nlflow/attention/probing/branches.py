@@ -1,8 +1,7 @@
 """What attention adds to the hidden state of its layer, found by watching the sums that the layer computes.
 
 While a layer runs, each tensor that comes of its input is known by the sum that it is, x + a + m, and each summand by
-what it was made from. What attention adds are the summands that come of its output, and not of a sum that has it
-already. In the end the state after the layer must be that sum to rounding.
+what it was made from. What attention adds are the summands that come of its output, and not of a sum that has it.
 """
 
 from __future__ import annotations
@@ -46,8 +45,8 @@ class Step:
     Attributes
     ----------
     kind : str
-        `ATTENTION`: of the block that is looked at. `CROSS`: averages over other tokens, and other blocks of the layer.
-        `MLP`: all else that is added. `NORM`.
+        `ATTENTION` of this block, `CROSS` (over other tokens, or another block's), `MLP` (all else that is added),
+        `NORM`.
     tensor : tensor of shape (B, N, D)
         What is added, or the normed state.
     beside : bool
@@ -61,11 +60,10 @@ class Step:
 
 @dataclass(eq=False)
 class Seen:
-    """What one run of the model shows of one block; `attended` is True once its attention has been called.
+    """What one run of the model shows of one block.
 
     `added` is what attention adds to the state, `between` the state that has it (normed, where the layer norms that
-    sum), `summed` the whole sum where `after` is its norm alone. `reason` says why these are not known. `earlier` has
-    the calls before the last, `norms` what norms were given and made.
+    sum), `summed` the whole sum where `after` is its norm alone; `reason` says why these are not known.
     """
 
     block: Block
@@ -87,13 +85,13 @@ class Seen:
     turned: bool = False  # whether the layer takes states (N, B, D)
 
     def begin(self) -> None:
-        """Keep what was seen so far as an earlier call, where the block is called again in one run (ALBERT)."""
+        """Keep an earlier call, where the block is called again (ALBERT)."""
         if self.attended:
             earlier, number = [*self.earlier, self._alone()], self.number + 1
             vars(self).update(vars(Seen(self.block)), earlier=earlier, number=number)
 
     def turn(self) -> None:
-        """Turn states (N, B, D) to (B, N, D)."""
+        """Turn (N, B, D)."""
         self.turned = True
         for name in ("before", "between", "after", "added", "summed"):
             setattr(self, name, _turned(getattr(self, name)))
@@ -107,7 +105,7 @@ class Seen:
 
     @property
     def name(self) -> str:
-        """The name of the attention module, with the number of its call where there were several."""
+        """Name, with the number of the call of several."""
         return self.block.name + (f" (call {self.number})" if self.number > 1 else "")
 
 
@@ -126,10 +124,7 @@ def own(hook: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextmanager
 def watching(found: Sequence[Seen], *, calls: bool = False) -> Iterator[None]:
-    """Keep the hidden states before, within and after the layers, and what attention adds, in this thread.
-
-    `calls`: with the arguments of the layers, their steps and norms.
-    """
+    """Keep what this thread's run shows: states, what attention adds; with `calls` arguments, steps and norms."""
     layers: dict[int, list[Seen]] = {}
     for one in found:
         layers.setdefault(id(one.block.layer), []).append(one)
@@ -143,7 +138,7 @@ def watching(found: Sequence[Seen], *, calls: bool = False) -> Iterator[None]:
 
 
 def state_of(values: Sequence[Any]) -> Tensor | None:
-    """Return the first hidden state (B, N, D) among values."""
+    """The first hidden state."""
     return next((one for one in values if isinstance(one, Tensor) and one.ndim == 3 and one.is_floating_point()), None)
 
 

@@ -1,4 +1,4 @@
-"""Why tokens grow alike in a model: what each part of each block changes, with nulls, and what its spectra say."""
+"""Why tokens grow alike."""
 
 from __future__ import annotations
 
@@ -64,8 +64,7 @@ class CausedBlock(Brief):
     points : dict of str to Point
         Measures at the points of the stream, ``before`` and ``after`` among them.
     parts : dict of str to dict
-        What each part changed, as weights of points; see `nlflow.attention.probing.parts`. Their sum is ``after``
-        less ``before``.
+        What each part changed, as weights of points; see `nlflow.attention.probing.parts`.
     orders : dict of str to dict
         ``mixing first`` and ``mixing last``, whose mean is the part ``mixing``.
     nulls : dict of str to dict of str to dict
@@ -73,15 +72,15 @@ class CausedBlock(Brief):
     contraction : dict of str to array of shape (n, H)
         How much of what differs between the values of two tokens is left after the averages: with ``P``, and with the
         nulls ``keys`` and ``random``.
-    groups : dict of str to dict of str to array
-        Where there are several: for each group of tokens ``count``, ``length`` (mean of the tokens), ``cosine`` and
-        ``t_sim`` after the block, and ``to_others``, the cosine of its mean token and that of the ordinary ones; (n,).
+    groups : dict of str to dict of str to array of shape (n,)
+        For each group of tokens ``count``, ``length`` (mean of the tokens), ``cosine`` and ``t_sim`` after the block,
+        and ``to_others``, the cosine of its mean token and that of the ordinary ones; empty where there is one group.
     channels : array of shape (2, n, D)
         Sum of squares of each channel before and after the block, over the tokens that count.
     reason : str
         Why the parts of attention are not told apart; empty where they are.
     maps : Maps, or None
-        W_V and W_O, and the attention on the first input, of which `Cause.spectra` is made.
+        W_V and W_O, and the attention on the first input.
     """
 
     name: str
@@ -98,7 +97,7 @@ class CausedBlock(Brief):
     maps: Maps | None = None
 
     def measured(self, formula: Mapping[str, float], measure: str) -> tuple[float, float]:
-        """Return a sum of a measure at points, the mean over inputs and its standard error (NaN of fewer than two)."""
+        """Return a sum of a measure at points: mean over inputs and standard error (NaN of fewer than two)."""
         if measure == "isotropy":
             known = self._known(formula)
             whole = {name: isotropy_of(self.points[name].pooled[known]) for name in formula}
@@ -126,18 +125,12 @@ class CausedBlock(Brief):
         return self.measured({"after": 1.0, "before": -1.0}, measure)
 
     def part(self, part: str, measure: str, null: str = "") -> tuple[float, float]:
-        """Return what a part changed, or would change under a null, and the standard error; NaN where not known."""
+        """Return what a part changed, or would under a null, and the standard error; NaN where not known."""
         found = (self.nulls.get(null, {}) if null else self.parts).get(part)
         return (math.nan, math.nan) if found is None else self.measured(found, measure)
 
     def outliers(self, *, times: float = 6.0) -> list[tuple[int, float]]:
-        """Return the channels whose root mean square after the block is beyond `times` the median, the largest first.
-
-        Returns
-        -------
-        list of (int, float)
-            Number of the channel, and its share of the squared length of all tokens.
-        """
+        """Return (channel, share of the squared length) where the root mean square is over `times` the median."""
         square = self.channels[1].sum(0)
         beyond = np.flatnonzero(square > times**2 * np.median(square))
         order = beyond[np.argsort(-square[beyond], kind="stable")]
@@ -154,7 +147,7 @@ class CausedBlock(Brief):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Cause(Brief):
-    """Why tokens grow alike in a model. Made by `nlflow.attention.explain`.
+    """Why tokens grow alike in a model, as `nlflow.attention.explain` finds it.
 
     Attributes
     ----------
@@ -183,10 +176,10 @@ class Cause(Brief):
         Returns
         -------
         list of dict
-            ``layer``, ``index``, ``measure``, ``before``, ``after``, ``change``; each part that some block has
-            (``norms``, ``mixing``, ``projection``, ``attention``, ``cross-attention``, ``mlp``, ``unknown``), which add
-            up to ``change``; ``mixing first`` and ``mixing last``; the parts under nulls (``mixing, keys``). With
-            ``_se`` behind a name, its standard error over inputs.
+            ``layer``, ``index``, ``measure``, ``before``, ``after``, ``change``; the parts (``norms``, ``mixing``,
+            ``projection``, ``attention``, ``cross-attention``, ``mlp``, ``unknown``), which add up to ``change``;
+            ``mixing first`` and ``mixing last``; the parts under nulls (``mixing, keys``); with ``_se`` behind a name,
+            its standard error over inputs.
         """
         if measure and measure not in MEASURES:
             raise InputError(f"measure: got {measure!r}, expected one of {', '.join(map(repr, MEASURES))}")
@@ -216,7 +209,7 @@ class Cause(Brief):
         return result
 
     def group_rows(self) -> list[dict[str, Any]]:
-        """Return number, length and similarity for each block and kind of token; none where a model has one kind."""
+        """Return number, length and similarity for each block and kind of token; none where there is one kind."""
         result: list[dict[str, Any]] = []
         for block in self.blocks:
             for name, values in block.groups.items():
@@ -227,7 +220,7 @@ class Cause(Brief):
         return result
 
     def outlier_rows(self) -> list[dict[str, Any]]:
-        """Return one row for each block: its outlier channels with their share, and t_sim with and without them."""
+        """Return for each block its outlier channels with their share, and t_sim with and without them."""
         result: list[dict[str, Any]] = []
         for block in self.blocks:
             found = block.outliers()
@@ -244,8 +237,7 @@ class Cause(Brief):
     def spectra(self, *, rng: Any = 0, progress: bool = False) -> list[LayerSpectrum]:
         """Return the eigenvalues of W_V W_O and of P for each head, and which rules; of blocks whose maps are known.
 
-        P is that of the first input. O(H (N^3 + d^3) + D^3) time for each block, and that of
-        `nlflow.attention.probing.verdicts.ruling_of_heads`.
+        P is that of the first input. O(H (N^3 + d^3) + D^3) time for each block, beside the ruling of its heads.
 
         Parameters
         ----------
@@ -261,11 +253,11 @@ class Cause(Brief):
         return [spectrum_of(name, maps, generator, products) for name, maps in shown]
 
     def findings(self, spectra: Sequence[LayerSpectrum] | None = None) -> list[str]:
-        """Return sentences about the model, each from numbers of the tables; with what `spectra` returned, of these."""
+        """Return sentences about the model, with what `spectra` returned also of these."""
         return findings(self, spectra)
 
     def to_pandas(self, measure: str = "") -> Any:
-        """Return the rows as a `pandas.DataFrame`; `InputError` where pandas is not installed."""
+        """Return `rows` as a `pandas.DataFrame`."""
         return as_frame(self.rows(measure))
 
 
@@ -288,15 +280,14 @@ def explain(
     model : torch.nn.Module or pipeline
         As for `nlflow.attention.probe`.
     inputs : mapping, tensor, str or iterable
-        A batch that `probe` takes, or several. A sequence of a batch is one input; padding does not count.
+        A batch that `probe` takes, or several; each sequence of a batch is one input, and padding does not count.
     tokens : str, tensor, mapping or callable
         Which tokens count: a name (``'all'``, ``'ordinary'``, ``'class'``, ``'register'``, ``'patch'``, ``'special'``),
         a boolean mask (B, N), either for each stack (``{'encoder': 'patch'}``), or a function of a batch that returns
         one of these.
     nulls : bool
         With what parts would change under nulls: weights in random order and signs, keys of other tokens, random
-        stochastic matrices. They are drawn for the first two inputs and for each fourth; their rank is not measured
-        (NaN).
+        stochastic matrices; for the first two inputs and each fourth, without the rank (NaN).
     rng : int
         Seed of the nulls.
     adapter, take
@@ -313,12 +304,11 @@ def explain(
     Warns
     -----
     NlflowWarning
-        Of one input alone, and of blocks whose parts cannot be told: where W_O is not one matrix, values are not
-        columns of a projection, or weights are quantised.
+        Of one input alone, and of blocks whose parts of attention cannot be told apart.
 
     Notes
     -----
-    The parts are defined in `nlflow.attention.probing.parts`. They add up to the change over the block, to rounding.
+    The parts are defined in `nlflow.attention.probing.parts`, and add up to the change over the block, to rounding.
     O(N^2 D) for each block beside a plain run, and O(N D min(N, D)) for the rank of each point.
 
     Examples
@@ -412,7 +402,7 @@ def _without_marks(batch: Any) -> Any:
 
 
 def _few(run: _Run, before: int) -> Few:
-    """Return which inputs of a batch have nulls; there were some inputs before."""
+    """Return which inputs of a batch have nulls, with `before` inputs before them."""
     state = run[0][0].before
     if state is None:
         return Few.numbered([], torch.device("cpu"))
@@ -491,7 +481,6 @@ def _squares(state: Tensor, tokens: Tensor) -> Floats:
 
 
 def _groups(state: Tensor, groups: Mapping[str, Tensor]) -> dict[str, dict[str, Floats]]:
-    """Return what is measured of each group of tokens."""
     if len(groups) < 3:  # all are ordinary
         return {}
     names = [

@@ -1,7 +1,4 @@
-"""The columns of probes: each once, with what measures it, its range and what it says.
-
-Probes, traces, surveys, the command and the page read this table. Importing it loads neither torch nor NumPy.
-"""
+"""The columns of probes, without torch or NumPy."""
 
 from __future__ import annotations
 
@@ -24,7 +21,7 @@ class Column:
     name : str
         In rows, tables and files.
     quantity : str
-        Key of the values in `Layer.quantities`, or in what `LayerTrace.spectra` returns. Columns may share it.
+        Key of the values in `Layer.quantities`, or in what `LayerTrace.spectra` returns.
     of : str
         What `measure` is called with, and the shape that it returns:
 
@@ -60,7 +57,7 @@ class Column:
 
     @property
     def by_head(self) -> bool:
-        """Whether each head has a number of its own."""
+        """Whether heads have numbers."""
         return bool(self.label) and self.of in ("heads", "chain")
 
 
@@ -160,7 +157,7 @@ def measures(of: str) -> dict[str, Callable[..., Any]]:
 
 
 def write_columns(method: Method) -> Method:
-    """Write the columns into the docstring of a method, in the place of ``{columns}``."""
+    """Write the columns into a docstring, in the place of ``{columns}``."""
     if method.__doc__ is not None:  # none under -OO
         ranges = [f">= {one.low}" if one.high == inf else f"{one.low} to {one.high}" for one in COLUMNS]
         lines = (f"- ``{one.name}`` ({span}): {one.meaning}" for one, span in zip(COLUMNS, ranges, strict=True))

@@ -1,13 +1,4 @@
-"""Trained layers as steps of continuous flows: heads, stacks of layers, and whole blocks on the sphere.
-
-In the degree metric the flow of a head is du/dt = Pu - u from u(0) = v. The layer, v -> Pv, is one Euler step of length
-1 (arXiv 2312.00751, theorem 1, where the step of the L2 flow is 1/d(x)). The error of m steps of length 1/m at time 1
-falls as 1/m.
-
-A norm divides tokens by their lengths, so what a block sees of a token x is its direction u (for a layer norm: of
-x - mean). With the length r and the mean of the block's input held, its attention a(x), with norm, W_Q, W_K, W_V and
-W_O as they were trained, is a velocity on the sphere, du/dt = (I - u u^T) a(x(u)) / r (arXiv 2312.10794).
-"""
+"""Trained layers as steps of flows."""
 
 from __future__ import annotations
 
@@ -54,15 +45,14 @@ class Discretization(Brief):
     substeps : tuple of int
         m.
     distance : array of shape (M,)
-        |u_m - u(1)| / |u(1) - v|, Frobenius norms over tokens and the channels of all heads: the error relative to the
-        length of the flow's way.
+        |u_m - u(1)| / |u(1) - v|, Frobenius norms over tokens and the channels of all heads.
     layer : float
-        The same for the layer's own result Pv. It is the distance at m = 1, unless the flow is another (symmetric).
+        The same for the layer's own result Pv.
     order : float
-        Slope of log distance over log(1/m) through the finest steps; the theory says 1. NaN with fewer than 3.
+        Slope of log distance over log(1/m) through the finest steps; 1 in theory, NaN with fewer than 3.
     random_order : float
-        The same slope with random stochastic matrices, masked as the heads are, in the place of theirs. An `order` near
-        it says nothing about training. NaN where the kernel evolves or has keys as queries.
+        The same slope with random stochastic matrices, masked as the heads are; an `order` near it says nothing about
+        training. NaN where the kernel evolves or has keys as queries.
     """
 
     substeps: tuple[int, ...]
@@ -81,12 +71,14 @@ def discretize(
     evolving: bool = False,
     item: int = 0,
 ) -> Discretization:
-    """Compare a layer, and m steps of length 1/m, with the continuous flow at time 1 from the layer's own values.
+    """Compare a layer with the flow du/dt = Pu - u from its own values, of which v -> Pv is one Euler step of length 1.
+
+    The flow at time 1 is compared with m steps of length 1/m (arXiv 2312.00751, theorem 1).
 
     Parameters
     ----------
     layer : Layer or Head
-        From a `LayerTrace`; all heads of a layer are taken, one after another.
+        From a `LayerTrace`; of a layer, all heads.
     substeps : sequence of int
         m >= 1.
     symmetric : bool
@@ -190,8 +182,7 @@ class Extrapolation(Brief):
     depth : array of int of shape (n + 1,)
         Layers after that one: 0 ... n.
     cosine, energy : array of shape (n + 1,)
-        Predicted: mean cosine of the tokens' values, with heads side by side; and J over the mean of |v|^2, which
-        compares layers of different scale.
+        Predicted: mean cosine of the tokens' values, with heads side by side; and J over the mean of |v|^2.
     measured_cosine, measured_energy : array of shape (n + 1,)
         The same for the stack's own layers; NaN after its last.
     """
@@ -216,8 +207,7 @@ def extrapolate(
 ) -> Extrapolation:
     """Predict how alike values are if all further layers were the chain of one layer, and compare with the stack.
 
-    Each head's values are averaged by that head's P repeatedly: u <- (1 - s) Pu + s u + lambda~ (v0 - u), with v0 of
-    the first layer of the stack. Further layers have their own P, and weights, MLPs and norms, which are left out here.
+    Each head repeats u <- (1 - s) Pu + s u + lambda~ (v0 - u) with its own P, and v0 of the first layer of the stack.
 
     Parameters
     ----------
@@ -279,9 +269,8 @@ _AGAIN = 1e-4  # how far a block may be from itself when it is called again, rel
 class BlockFlow(Brief):
     """One trained block beside its flow on the sphere.
 
-    All shares are 1 - sum |found - update|^2 / sum |update|^2 over tokens, with the update of the block and what is
-    found as tangents at the block's input (of the great circles that lead there). Where the layer has layer norms
-    tokens are taken less their mean over channels. 0 explains as much as a block at rest.
+    Shares are 1 - sum |found - update|^2 / sum |update|^2 over tokens, with the update of the block and what is found
+    as tangents at the block's input; 0 explains as much as a block at rest.
 
     Attributes
     ----------
@@ -302,7 +291,7 @@ class BlockFlow(Brief):
     distance : array of shape (M,)
         Of m geodesic Euler steps of length 1/m from the flow at time 1, over the way of the flow.
     order : float
-        Slope of log distance over log(1/m); the theory says 1. NaN with fewer than 3.
+        Slope of log distance over log(1/m); 1 in theory, NaN with fewer than 3.
     """
 
     name: str
@@ -325,12 +314,15 @@ def discretize_blocks(
 ) -> list[BlockFlow]:
     """Compare the blocks of a trained model (norm, W_V, residual and all) with their flows on the sphere.
 
+    A norm leaves of a token x its direction u (for a layer norm: of x - mean). With the length r of the block's input
+    held, attention a is a velocity on the sphere, du/dt = (I - u u^T) a(x(u)) / r (arXiv 2312.10794).
+
     Parameters
     ----------
     model : torch.nn.Module
         Whose blocks can be called again on other tokens with the arguments of a run; without terms.
     inputs : mapping or tensor
-        As for `nlflow.attention.probe`. With an ``attention_mask`` the tokens that are padding are left out.
+        As for `nlflow.attention.probe`; tokens that an ``attention_mask`` calls padding are left out.
     substeps : sequence of int
         m >= 1.
     adapter : Adapter or sequence of Adapter, optional
@@ -339,18 +331,17 @@ def discretize_blocks(
     Returns
     -------
     list of BlockFlow
-        In the order of the blocks, with one for each call of a block (``'… (call 2)'``, in models such as ALBERT).
+        One for each call of a block (``'… (call 2)'``, in models such as ALBERT).
 
     Raises
     ------
     InputError
-        For layers of which it is not known what attention adds to their input (the reason is told), that give something
-        else when they are called again, or whose attention moves no token.
+        For layers of which it is not known what attention adds to their input, that give something else when they are
+        called again, or whose attention moves no token.
 
     Notes
     -----
-    What attention adds is what is added to the hidden state: after an output projection, a norm or a LayerScale. Each
-    block is run about sum(substeps) + 8 max(substeps) times. Where the norm comes after attention, what its gain
+    Each block is run about sum(substeps) + 8 max(substeps) times. Where the norm comes after attention, what its gain
     stretches counts as not explained.
 
     Examples

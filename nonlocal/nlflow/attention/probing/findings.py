@@ -1,4 +1,4 @@
-"""What was found about a model in sentences, each from numbers of its tables, none beyond what was measured."""
+"""What was found, in sentences."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def findings(cause: Cause, spectra: Sequence[LayerSpectrum] | None = None) -> li
 
 
 def causes(cause: Cause, spectra: Sequence[LayerSpectrum] | None = None) -> list[str]:
-    """Return the sentences that say why."""
+    """Say why."""
     told = [one for stack, blocks in _stacks(cause).items() for one in _of_stack(stack, blocks)]
     return [*told, verdict_of(spectra)] if spectra else told
 

@@ -1,4 +1,4 @@
-"""Which tokens of an input are what: class, register, patch, special and ordinary ones, and padding."""
+"""Kinds of tokens."""
 
 from __future__ import annotations
 
@@ -28,11 +28,10 @@ _SPECIAL = (
 
 
 def token_groups(model: nn.Module, inputs: Any, stack: str, tokens: Tensor) -> dict[str, Tensor]:
-    """Return the groups of tokens that a stack of a model has, boolean (B, N) each.
+    """Return the groups of tokens that a stack has, boolean (B, N) each, of `tokens` (B, N) that are no padding.
 
-    Class, distillation and register tokens are what the model has parameters for, before the patches, in this order.
-    Special tokens of texts are those of ``special_tokens_mask`` in the inputs, as tokenizers return it, or else those
-    whose numbers the configuration names. `tokens` (B, N) are those that are no padding.
+    Special tokens of texts are those of ``special_tokens_mask`` in the inputs, or else those that the configuration
+    names.
     """
     groups = {"all": tokens}
     apart = torch.zeros_like(tokens)
@@ -86,14 +85,7 @@ def _special(model: Any, inputs: Any, stack: str, tokens: Tensor) -> Tensor | No
 
 
 def chosen(choice: Choice, inputs: Any, stack: str, groups: Mapping[str, Tensor]) -> Tensor:
-    """Return which tokens count, (B, N), by a name, a mask, masks by stack, or a function of the inputs.
-
-    Raises
-    ------
-    InputError
-        For a name that this stack has no tokens of, a mask of another shape, and inputs of which fewer than two tokens
-        count.
-    """
+    """Return which tokens count, (B, N), by a name, a mask, masks by stack, or a function of the inputs."""
     tokens = groups["all"]
     wanted: Any = choice(inputs) if callable(choice) else choice
     if isinstance(wanted, Mapping):

@@ -1,8 +1,4 @@
-"""How alike tokens are, and how a layer moves them.
-
-All take NumPy arrays or torch tensors of shape (..., N, D), N tokens with D channels. Sums are in float64. The result
-is one float64 number for each of the leading axes. A `mask` says which tokens count (padding does not).
-"""
+"""How alike tokens are, and how a layer moves them."""
 
 from __future__ import annotations
 
@@ -19,14 +15,12 @@ _ROUNDINGS = 16  # units of rounding: a direction that is shorter, relative to i
 
 @underflowing
 def mean_cosine(x: Any, *, mask: Any = None) -> Array:
-    """Return the mean cosine of the angle between two tokens, over all pairs i != j: 1 when all have one direction.
-
-    (arXiv 2312.00751, appendix E.3.) O(N D) time.
+    """Return the mean cosine of two tokens over all pairs i != j (arXiv 2312.00751, appendix E.3), in O(N D) time.
 
     Parameters
     ----------
     x : array of shape (..., N, D)
-        Tokens of length 0 are perpendicular to all others.
+        Tokens, of which those of length 0 are perpendicular to all others.
     mask : array of bool of shape (..., N), optional
         Tokens that count; all by default.
 
@@ -57,10 +51,9 @@ def mean_cosine(x: Any, *, mask: Any = None) -> Array:
 
 @underflowing
 def token_similarity(x: Any, *, mask: Any = None) -> Array:
-    """Return t_sim = |Pi X|^2 / |X|^2 with Pi = 1 1^T / N: 1 when all tokens are equal, 0 when their mean is 0.
+    """Return t_sim = |Pi X|^2 / |X|^2 with Pi = 1 1^T / N; NaN where all tokens are 0 (arXiv 2312.06182).
 
-    (arXiv 2312.06182.) With r = `hfc_lfc` it is 1 / (1 + r^2). O(N D) time; parameters, returned shape and errors as in
-    `mean_cosine`; NaN where all tokens are 0.
+    O(N D) time; parameters, returned shape and errors as in `mean_cosine`.
     """
     tokens, counted, xp = _tokens(x, mask)
     tokens = tokens / _unit(xp, tokens)
@@ -71,9 +64,9 @@ def token_similarity(x: Any, *, mask: Any = None) -> Array:
 
 @underflowing
 def hfc_lfc(x: Any, *, mask: Any = None) -> Array:
-    """Return |X - Pi X| / |Pi X|, high over low frequencies: 0 when tokens are equal, infinity when their mean is 0.
+    """Return |X - Pi X| / |Pi X|, infinite where the mean token is 0, NaN where all are (arXiv 2203.05962).
 
-    (Wang et al. 2022, arXiv 2203.05962.) O(N D) time; parameters, returned shape and errors as in `mean_cosine`.
+    O(N D) time; parameters, returned shape and errors as in `mean_cosine`.
     """
     tokens, counted, xp = _tokens(x, mask)
     tokens = tokens / _unit(xp, tokens)
@@ -86,9 +79,9 @@ def hfc_lfc(x: Any, *, mask: Any = None) -> Array:
 
 @underflowing
 def participation_rank(x: Any, *, mask: Any = None, centred: bool = False) -> Array:
-    """Return the participation ratio of the singular values s of X, (sum s^2)^2 / sum s^4: between 1 and the rank.
+    """Return (sum s^2)^2 / sum s^4 of the singular values s of X; NaN where all are 0.
 
-    O(N D min(N, D)) time. Parameters, returned shape and errors as in `mean_cosine`; NaN where all tokens are 0.
+    O(N D min(N, D)) time; parameters, returned shape and errors as in `mean_cosine`.
 
     Parameters
     ----------
@@ -110,15 +103,14 @@ def participation_rank(x: Any, *, mask: Any = None, centred: bool = False) -> Ar
 
 @underflowing
 def energy_per_token(v: Any, average: Any, average_of_squares: Any, *, mask: Any = None) -> Array:
-    """Return J of a head, 1/2 sum_ij A_ij |v_i - v_j|^2 / N with its attention matrix A, from averages alone.
+    """Return J of a head over N, 1/2 sum_ij A_ij |v_i - v_j|^2 / N, with A of row sums 1 (arXiv 2312.00751, eq. 5).
 
-    J of arXiv 2312.00751, eq. 5, with k = A, divided by the number of tokens. O(N D) time. Mask, returned shape and
-    errors as in `mean_cosine`; 0 where no token counts.
+    O(N D) time; mask, returned shape and errors as in `mean_cosine`; 0 where no token counts.
 
     Parameters
     ----------
     v, average : array of shape (..., N, D)
-        Values and Av. Those of v less a constant vector have the same J, and more digits.
+        Values and Av; values less a constant vector have the same J, and lose fewer digits.
     average_of_squares : array of shape (..., N)
         A|v|^2.
 
@@ -146,12 +138,9 @@ def _tell_of_overflow() -> None:
 def gradient_cosine(v: Any, average: Any, symmetric_average: Any, *, mask: Any = None) -> Array:
     """Return the mean cosine of v_i - (Av)_i, in which a layer moves, and v_i - (A_sym v)_i, a gradient of J.
 
-    A is the attention matrix; A_sym is the one with keys as queries (arXiv 2312.00751, appendix E.1, table 4), which
-    makes no gradient under a causal mask. O(N D) time. All arguments have the shape (..., N, D); mask, returned shape
-    and errors as in `mean_cosine`.
-
-    Tokens that do not move, up to rounding, have no direction and are left out (such as the first of a causal layer).
-    NaN where no token is left.
+    A_sym is the attention matrix with keys as queries (arXiv 2312.00751, appendix E.1), which makes no gradient under a
+    causal mask. All arguments have the shape (..., N, D); mask, returned shape and errors as in `mean_cosine`; O(N D).
+    Tokens that do not move, to rounding, are left out; NaN where none is left.
     """
     values, counted, xp = _tokens(v, mask, "v")
     given = {"average": average, "symmetric_average": symmetric_average}
@@ -168,10 +157,9 @@ def gradient_cosine(v: Any, average: Any, symmetric_average: Any, *, mask: Any =
 
 @underflowing
 def head_redundancy(matrix: Any, following: Any) -> Array:
-    """Return the cosine <A, B> / (|A| |B|) of the attention matrices (..., N, N) of one head in two successive layers.
+    """Return the cosine <A, B> / (|A| |B|) of attention matrices (..., N, N) (arXiv 2312.00751, appendix G.2).
 
-    (arXiv 2312.00751, figure 5 and appendix G.2.) 1 when the second layer attends as the first does. Errors as in
-    `mean_cosine`.
+    Errors are as in `mean_cosine`; NaN where a matrix is 0.
     """
     first, _, xp = _tokens(matrix, None, "matrix")
     second = _alike("following", following, first.shape)
@@ -181,11 +169,7 @@ def head_redundancy(matrix: Any, following: Any) -> Array:
 
 
 def attention_share(before: Any, between: Any, after: Any, mask: Any) -> Array | None:
-    """Return attention's part of the way through a layer, |x' - x| / (|x' - x| + |x'' - x'|), shape (B,).
-
-    x, x' and x'' are states (B, N, D), norms Frobenius ones. None where one of them is, or where they are not of the
-    same tokens.
-    """
+    """Return |x' - x| / (|x' - x| + |x'' - x'|), (B,), of states (B, N, D), or None where they do not fit."""
     if before is None or between is None or after is None:
         return None
     if not before.shape == between.shape == after.shape or before.shape[:2] != mask.shape:

@@ -1,7 +1,4 @@
-"""The linear maps of a block of attention as they act on the state: the norm before, W_V, W_O, and what scales after.
-
-All of them are held against what a run of the block shows.
-"""
+"""W_V, W_O and the norms around them."""
 
 from __future__ import annotations
 
@@ -42,7 +39,7 @@ class Norm:
     epsilon: float
 
     def normed(self, x: Tensor) -> Tensor:
-        """Return tokens (..., D) over the root of their mean square and `epsilon`, without gain and shift."""
+        """Without gain and shift."""
         x = wide(x)
         x = x - x.mean(-1, keepdim=True) if self.centred else x
         return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.epsilon)
@@ -56,8 +53,7 @@ class Norm:
 class Operator:
     """W_V and W_O of one block, as maps of the state.
 
-    Attention adds ``sum_h P_h n(x) values[h] @ output[h]`` and what is the same for all tokens, with the normed state
-    n(x); that passes `tail` where it is not linear.
+    Attention adds ``sum_h P_h n(x) values[h] @ output[h]``, with the normed state n(x), and what all tokens share.
 
     Attributes
     ----------
@@ -80,16 +76,16 @@ class Operator:
 
     @property
     def inner(self) -> Tensor:
-        """The matrices output[h] @ values[h], (H, d, d), which have the eigenvalues of W_V W_O other than 0."""
+        """output[h] @ values[h], (H, d, d), which have the eigenvalues of W_V W_O other than 0."""
         return self.output @ self.values
 
     @property
     def traces(self) -> Tensor:
-        """The trace of W_V W_O over D, (H,): the multiple of the identity that is nearest to it."""
+        """Traces of W_V W_O over D, (H,), the nearest multiples of the identity."""
         return (self.output * self.values.mT).sum((-2, -1)) / self.values.shape[1]
 
     def added(self, averages: Tensor) -> Tensor:
-        """Return what attention adds to the state where the averages of the values are these, (B, H, N, d)."""
+        """Return what attention adds, of averages (B, H, N, d)."""
         merged = averages.transpose(1, 2).flatten(2)
         made = merged @ self.weight.to(merged.dtype)
         return self.tail(made if self.bias is None else made + self.bias)
@@ -101,7 +97,7 @@ class Operator:
 
 @dataclass(eq=False)
 class Projected:
-    """What the projections of one call of a block were given and made: all None where they did not run."""
+    """Projections of one call."""
 
     entered: Tensor | None = None
     made: Tensor | None = None
@@ -111,7 +107,7 @@ class Projected:
 
 @contextmanager
 def projecting(found: Sequence[Seen]) -> Iterator[dict[int, list[Projected]]]:
-    """Keep what projections of blocks are given and make in this thread, by block and call."""
+    """Keep what projections are given and make in this thread, by block and call."""
     kept: dict[int, list[Projected]] = {id(one.block.module): [] for one in found}
 
     def begin(calls: list[Projected], turned: bool, module: nn.Module, args: Any, kwargs: Any) -> None:
@@ -145,10 +141,7 @@ def projecting(found: Sequence[Seen]) -> Iterator[dict[int, list[Projected]]]:
 
 
 def operator_of(one: Seen, taken: Any, state: Tensor, added: Tensor, seen: Projected) -> Operator:
-    """Return the maps of a block from what a call of it showed; `UnknownError` says why they are not known.
-
-    `state` and `added` (B, N, D) are what attention is added to, and what it adds.
-    """
+    """Return the maps of a block from what a call showed and `added` to `state`; `UnknownError` where not known."""
     weight, bias = _output(one)
     values = _values(one, taken, seen)
     if seen.entered is None or seen.entered.shape != state.shape:
@@ -228,7 +221,7 @@ def _close(one: Tensor, other: Tensor) -> bool:
 
 
 def norm_of(module: nn.Module, given: Tensor, made: Tensor) -> Norm:
-    """Return gain, shift and kind of a norm, of which this is what it was given and made."""
+    """Return a norm, held against what it was given and made."""
     epsilon = next((float(value) for name in _EPS if isinstance(value := getattr(module, name, None), float)), 0.0)
     weight, bias = getattr(module, "weight", None), getattr(module, "bias", None)
     ones = torch.ones_like(given[0, 0])

@@ -1,10 +1,7 @@
-"""What each part of a block changes: measures at points of the residual stream, and differences of them that add up.
+"""What each part of a block changes: differences of a measure after each step of the block, which add up.
 
-The measure is taken after each step of the block, and each step has the difference, so their sum is the change over the
-block.
-
-Attention adds ``sum_h P_h n W_h``, with the normed state n and W_h = W_V W_O, and what is the same for all tokens. It
-is split by what the block would add with P or W set aside:
+Attention adds ``sum_h P_h n W_h``, with the normed state n and W_h = W_V W_O, and what all tokens share. It is split by
+what the block would add with P or W set aside:
 
 ======== ======== ================================
 P        W        state
@@ -15,10 +12,8 @@ I        W        x + sum_h n W_h: ``projected``
 P        W        x + sum_h P_h n W_h: ``attended``
 ======== ======== ================================
 
-Here w_h is the trace of W_h over D, the multiple of the identity that is nearest to W_h; biases go with W. From x to
-``normed`` only the norm acts. From there to ``attended`` there are two ways, mixing first or W first; each part is the
-mean of both (the Shapley value of two players), and the two orders are kept. An MLP that is computed beside attention
-is treated likewise. Norms inside an MLP's branch belong to the MLP.
+Here w_h is the trace of W_h over D; biases go with W. From ``normed`` to ``attended`` there are two ways, mixing first
+or W first, and each part is the mean of both (the Shapley value of two players).
 """
 
 from __future__ import annotations
@@ -84,7 +79,7 @@ class Point:
         return Point(values, *(_spread(each, rows, items) for each in (self.pooled, self.energy, self.count)))
 
     def part(self, rows: NDArray[np.bool_] | slice) -> Point:
-        """Return the point of some of the inputs."""
+        """Take some inputs."""
         values = {name: each[rows] for name, each in self.values.items()}
         return Point(values, self.pooled[rows], self.energy[rows], self.count[rows])
 
@@ -96,7 +91,7 @@ def _spread(values: Floats, rows: NDArray[np.int_], items: int) -> Floats:
 
 
 def joined(points: Iterable[Point]) -> Point:
-    """Return the points of several batches as one."""
+    """Join batches."""
     several = list(points)
     values = {name: np.concatenate([one.values[name] for one in several]) for name in several[0].values}
     rest = (np.concatenate([getattr(one, name) for one in several]) for name in ("pooled", "energy", "count"))
@@ -104,10 +99,7 @@ def joined(points: Iterable[Point]) -> Point:
 
 
 def point_of(state: Tensor, tokens: Tensor, *, ranked: bool = True) -> Point:
-    """Measure states (B, N, D) over the tokens (B, N) that count, as `nlflow.attention.probing.metrics` does.
-
-    `ranked`: with the rank; NaN without. `state` is overwritten where tokens do not count.
-    """
+    """Measure states (B, N, D) over the tokens (B, N) that count; `state` is overwritten where tokens do not count."""
     given = state.detach()
     if not bool(tokens.all()):
         given.view(-1, given.shape[-1]).index_fill_(0, (~tokens).flatten().nonzero()[:, 0], 0.0)  # may be anything
@@ -162,14 +154,14 @@ def _array(values: Tensor) -> Floats:
 
 
 class Few(NamedTuple):
-    """The inputs that have nulls: their numbers on the host, and where the states lie."""
+    """The inputs with nulls."""
 
     numbers: NDArray[np.int_]
     rows: Tensor
 
     @classmethod
     def numbered(cls, numbers: list[int], device: torch.device) -> Few:
-        """Return inputs of these numbers, for states that lie on a device."""
+        """From their numbers."""
         return cls(np.array(numbers, dtype=np.int_), torch.tensor(numbers, dtype=torch.long, device=device))
 
 
@@ -184,7 +176,7 @@ class Course:
     parts : dict of str to Formula
         Their sum is ``after`` less ``before``.
     orders : dict of str to Formula
-        ``mixing first`` and ``mixing last``: what mixing changes where it comes before W, and after.
+        ``mixing first`` and ``mixing last``.
     nulls : dict of str to dict of str to Formula
         For each null the parts that it is known for.
     reason : str
@@ -207,7 +199,7 @@ class Course:
 
     @property
     def count(self) -> int:
-        """Number of points so far."""
+        """Number of points."""
         return len(self.points) + len(self.waiting)
 
     def at(self, name: str, state: Tensor, few: Few | None = None) -> str:
@@ -218,7 +210,7 @@ class Course:
         return name
 
     def measure(self) -> None:
-        """Measure the states that wait."""
+        """Measure waiting states."""
         for whole in (True, False):
             own = [one for one in self.waiting if (one[2] is None) == whole]
             if not own:
@@ -234,7 +226,7 @@ class Course:
         self.waiting.clear()
 
     def give(self, part: str, formula: Mapping[str, float], null: str = "", weight: float = 1.0) -> None:
-        """Add a formula to a part, or to that of a null."""
+        """Add to a part."""
         own = (self.nulls.setdefault(null, {}) if null else self.parts).setdefault(part, {})
         for name, value in formula.items():
             own[name] = own.get(name, 0.0) + weight * value
@@ -250,10 +242,7 @@ def course_of(
     generator: torch.Generator,
     before: Point | None = None,
 ) -> Course:
-    """Follow the stream of a block through its steps.
-
-    `tokens` (B, N) are those that count, `few` the inputs that have nulls, `before` what was measured already.
-    """
+    """Follow the stream of a block through its steps."""
     course = Course(tokens)
     assert one.before is not None  # checked by the caller
     assert one.after is not None
@@ -359,10 +348,7 @@ class _Walk:
         return None
 
     def turned(self, added: Tensor) -> Tensor:
-        """Return an addition to the inputs that have nulls, its channels in random order and signs.
-
-        Lengths, and angles among tokens, stay.
-        """
+        """Return an addition to the inputs that have nulls, its channels in random order and signs."""
         width = added.shape[-1]
         order = torch.randperm(width, generator=self.generator)
         signs = torch.randint(2, (width,), generator=self.generator) * 2 - 1
@@ -466,8 +452,8 @@ def _length(x: Tensor) -> Tensor:
 class _Moved:
     """The averages of some inputs with keys of other tokens.
 
-    P has its columns in another order then, where it hides no token that counts from another: the averages are those of
-    values in that order, with the P that is there. Elsewhere P is computed again.
+    Where P hides no token that counts from another, they are those of values in another order, with the P that is
+    there.
     """
 
     layer: Layer  # of these inputs
@@ -487,13 +473,11 @@ class _Moved:
         return cls(few, rows, n, v, order, not _free(few), torch.empty_like(n), torch.empty_like(v))
 
     def take(self, place: Place, weights: Tensor) -> None:
-        """Take the matrices of some inputs and heads."""
         here, weights = self._here(place[0], weights)
         if len(weights):
             self.whole[here, place[1]] = weights @ _taken_in(self.v[here, place[1]], self.order[here])
 
     def take_sum(self, items: slice, summed: Tensor) -> None:
-        """Take the weighted sum of the matrices of some inputs over all heads."""
         here, summed = self._here(items, summed)
         if len(summed):
             self.averaged[here] = summed @ _taken_in(self.n[here], self.order[here])
@@ -505,7 +489,6 @@ class _Moved:
         return here, matrices if len(local) == len(matrices) else matrices[local]
 
     def compute(self, traces: Tensor) -> None:
-        """Compute P again with keys of other tokens."""
         keys = _taken_in(self.layer.k, self.order)
         for items, places in _places(self.layer):
             total = self.n.new_zeros(())

@@ -1,4 +1,4 @@
-"""Look into a trained transformer while it runs: queries, keys, values and hidden states of every layer."""
+"""Look into a trained transformer while it runs."""
 
 from __future__ import annotations
 
@@ -49,52 +49,42 @@ def probe(
     Parameters
     ----------
     model : torch.nn.Module or pipeline
-        A model of transformers, with or without `nlflow.attention.attach`, a SentenceTransformer, one of timm or
-        torchvision, a pipeline of transformers, or a module that an adapter describes. It runs in evaluation mode, and
-        is not changed.
+        A model of transformers, with or without terms, a SentenceTransformer, one of timm or torchvision, a pipeline,
+        or a module that an adapter describes; it runs in evaluation mode, and is not changed.
     inputs : mapping, tensor, texts or pictures
-        What the model is called with; tensors are moved to its device. Texts (str, or a list of them) go through the
-        model's tokenizer, pictures (Pillow's, or uint8) through its normalization. As in transformers,
-        ``attention_mask`` (and ``decoder_attention_mask``) says what padding is, which `Layer.quantities` leave out.
+        What the model is called with; texts (str, or a list of them) go through the model's tokenizer, pictures
+        (Pillow's, or uint8) through its normalization. ``attention_mask`` (and ``decoder_attention_mask``) says what
+        padding is, which `Layer.quantities` leave out.
     keep_matrices : bool
-        Keep all attention matrices, 4 B H N^2 bytes for each layer. Otherwise those of a few heads are in memory at a
-        time.
+        Keep all attention matrices, 4 B H N^2 bytes for each layer.
     gradients : bool
-        Keep the way back: `Layer.differentiable` has the quantities as tensors, and `Layer.q` and its like and the
-        hidden states belong to the same graph. Needs the memory of a step of training, and some 12 B H N^2 bytes for
-        each layer.
+        Keep the way back: `Layer.differentiable` has the quantities as tensors, in one graph with `Layer.q` and its
+        like and the hidden states, at some 12 B H N^2 bytes for each layer beside the memory of a step of training.
     adapter : Adapter or sequence of Adapter, optional
         Where the blocks are, for models that are not known.
     take : callable, optional
-        ``take(module, args, kwargs, output)`` returns a `Taken` for each call of an attention module; for modules that
-        ask neither transformers' ``AttentionInterface`` for their attention nor torch's
-        ``scaled_dot_product_attention`` (which models of timm and torchvision and torch's own layers do).
+        ``take(module, args, kwargs, output)`` returns a `Taken` for each call of an attention module that asks neither
+        transformers' ``AttentionInterface`` nor torch's ``scaled_dot_product_attention``.
 
     Raises
     ------
     InputError
-        For a model without known attention, one whose attention cannot be seen, or a run in which queries and keys are
-        not the same tokens (decoding with a cache). For a model that another thread changes at the same time.
+        For a model without known attention, one whose attention cannot be seen, a run in which queries and keys are not
+        the same tokens (decoding with a cache), and a model that another thread changes.
     MemoryLimitError
-        When the matrices to be kept, or those that gradients need, pass the limit, before they are allocated.
+        When the matrices to be kept, or those that gradients need, pass the limit.
 
     Warns
     -----
     NlflowWarning
-        Of modules beside others that sum by themselves, or over other tokens than their queries are, of layers in
-        which it is not known what attention adds, and of those around which no module gives hidden states.
+        Of modules that are left out, and of layers in which it is not known what attention adds.
 
-    Notes
-    -----
-    Logits are capped, and masks, windows, position biases and sinks are in P, as the model has them. Functions of
-    transformers whose averages differ from these are refused. A sink takes a share of each row without a value:
-    `matrices` and degrees are with it, all else is of the average over tokens, whose rows have sum 1.
+    Notes ----- Logits are capped, and masks, windows, position biases and sinks are in P, as the model has them. A sink
+    takes a share of each row without a value: `matrices` and degrees are with it, all else is of the average over
+    tokens.
 
-    `Layer.between` is the state with what attention adds, normed where the layer norms that sum (BERT); beside an MLP
-    in parallel, or one before attention, it is the input plus what attention adds. Where the state after the layer is
-    not seen to be the sum of what is added, `between` is None and ``share`` NaN.
-
-    Other threads may run the model meanwhile, and probe it, unless it was in training mode.
+    `Layer.between` is the state with what attention adds, normed where the layer norms that sum (BERT). Where the state
+    after the layer is not seen to be the sum of what is added, it is None and ``share`` NaN.
 
     Examples
     --------
@@ -129,7 +119,7 @@ def probe(
 
 
 def call_of(model: nn.Module, inputs: Any) -> Callable[[], Any]:
-    """Return the call of the model."""
+    """The model's call."""
     if not isinstance(inputs, Mapping | Tensor):
         raise InputError(
             f"inputs: got {type(inputs).__name__}, expected a tensor, or a dict of them as a tokenizer or a processor "
@@ -145,7 +135,7 @@ def call_of(model: nn.Module, inputs: Any) -> Callable[[], Any]:
 
 
 def placed(model: nn.Module, inputs: Any) -> Any:
-    """Return a tensor, or a dict of inputs, where the model is."""
+    """Move inputs to the model."""
     place = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
     if isinstance(inputs, Tensor):
         return inputs.to(place)
@@ -222,7 +212,7 @@ def _leave_out(modules: list[Seen], run: list[Seen], why: str) -> None:
 
 
 def layer_of(one: Seen, inputs: Any, *, several: bool) -> Layer:
-    """Return a layer of what was seen of its attention; `several`: the model has several stacks."""
+    """Make a layer."""
     taken, block = one.taken, one.block
     if taken is None:
         raise InputError(
@@ -251,10 +241,7 @@ def layer_of(one: Seen, inputs: Any, *, several: bool) -> Layer:
 
 
 def tokens_of(q: Tensor, mask: Tensor | None, inputs: Any, stack: str) -> Tensor:
-    """Return which tokens are no padding, (B, N): from the inputs, or else those that some token sees.
-
-    `q` is (B, ..., N, d).
-    """
+    """Return which tokens are no padding, (B, N): from the inputs, or else those that some token sees."""
     size = (q.shape[0], q.shape[-2])
     name = "decoder_attention_mask" if stack == "decoder" else "attention_mask"
     given = inputs.get(name) if isinstance(inputs, Mapping) else None
@@ -270,7 +257,7 @@ def tokens_of(q: Tensor, mask: Tensor | None, inputs: Any, stack: str) -> Tensor
 
 
 def check_sequences(model: str, counts: Iterable[int]) -> None:
-    """Refuse a run whose layers have other numbers of sequences, of which none is that of the inputs for all."""
+    """Refuse a run whose layers have other numbers of sequences than each other."""
     if len(sizes := sorted(set(counts))) > 1:
         raise InputError(
             f"inputs: got layers over {' and '.join(map(str, sizes))} sequences in one run of {model}, expected one "
@@ -279,7 +266,7 @@ def check_sequences(model: str, counts: Iterable[int]) -> None:
 
 
 def check_finite(name: str, states: Iterable[Tensor | None], tokens: Tensor) -> None:
-    """Raise `InputError` where states (B, N, D) of tokens that count have NaN or infinite values."""
+    """Refuse NaN or infinite states."""
     for state in states:
         if state is None or state.shape[:2] != tokens.shape:
             continue
@@ -358,10 +345,9 @@ def _of_heads(layer: Layer, keep_matrices: bool) -> dict[str, Tensor]:
 
 @dataclass(frozen=True)
 class Averages:
-    """What is measured of some heads on some sequences: v less its mean, and averages with the layer's kernel.
+    """What is measured of some heads: v less its mean, averages with P and with keys as queries, (B, H, N, D).
 
-    `values`, `average` and `symmetric` (with keys as queries) are (B, H, N, D), `squares`, the average of |v|^2,
-    `log_degree`, NaN at padding, and `mask` are (B, H, N).
+    `squares`, the average of |v|^2, `log_degree`, NaN at padding, and `mask` are (B, H, N).
     """
 
     values: Tensor

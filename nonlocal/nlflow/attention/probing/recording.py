@@ -1,4 +1,4 @@
-"""What a run of a model shows: the arguments of its attention functions, and the hidden states around them."""
+"""What attention functions are called with."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Taken(Brief):
     Attributes
     ----------
     q, k, v : tensor of shape (B, H, N, d)
-        Keys and values may have fewer heads; each serves several heads of queries then.
+        Keys and values may have fewer heads, each of which serves several of queries.
     mask : tensor that broadcasts to (B, H, N, N), or None
         Boolean (True: i sees j) or added to the logits.
     scaling : float, optional
@@ -61,7 +61,7 @@ Take = Callable[[nn.Module, tuple[Any, ...], dict[str, Any], Any], Taken]
 
 @contextmanager
 def taking(found: list[Seen], take: Take) -> Iterator[None]:
-    """Ask `take` what each attention module was called with."""
+    """Ask `take`."""
 
     def keep(one: Seen, *call: Any) -> None:
         one.taken = take(*call)
@@ -85,11 +85,7 @@ _OFF, _OFF_HALF = 1e-4, 5e-2  # of the largest value; beyond all rounding, and b
 
 @contextmanager
 def recording(found: list[Seen], *, compared: bool = True) -> Iterator[None]:
-    """Record the arguments of the attention functions of these blocks in this thread, whichever functions they are.
-
-    Of modules that do not ask transformers for their function, the arguments of torch's `scaled_dot_product_attention`.
-    `compared`: a function whose averages are others than these arguments give is refused.
-    """
+    """Record what blocks call in this thread, and refuse, if `compared`, averages that the arguments do not give."""
     transformers_library()
     configs = {id(config): config for one in found if (config := getattr(one.block.module, "config", None)) is not None}
     token = _RECORDER.set((get_ident(), {id(one.block.module): one for one in found}, compared))
@@ -331,6 +327,6 @@ def kept_by_tokens(logits: Tensor, sink: Tensor) -> Tensor:
 
 
 def rows_of_sink(sink: Tensor, rows: tuple[int, int, int]) -> Tensor:
-    """Return the sink of each row, (B, H, N, 1); it is that of each head, or of each row already."""
+    """Sinks by row, (B, H, N, 1)."""
     sink = sink if sink.ndim == 4 and sink.numel() > rows[1] else sink.reshape(1, -1, 1, 1)
     return sink.expand(*rows, 1)

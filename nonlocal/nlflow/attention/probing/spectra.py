@@ -1,4 +1,4 @@
-"""Spectra of W_V W_O and of P in the heads of a layer that was looked into, and what follows from them, with nulls."""
+"""Spectra of W_V W_O and of P."""
 
 from __future__ import annotations
 
@@ -74,10 +74,10 @@ class HeadSpectrum:
     random_smoothing : float
         Share of random weights of the same norms that smooth with this P.
     rate, rate_keys, rate_random : float
-        |mu_2|, the linear rate at which P alone makes tokens equal (1 less the spectral gap): of P, with keys of other
-        tokens, and of a random stochastic matrix that is masked as P is, one for all heads of a layer.
+        |mu_2| of P, with keys of other tokens, and of a random stochastic matrix masked as P, one for all heads of a
+        layer.
     bound : float
-        |(I - 11^T/N) P| in the 2-norm: no values shrink less in one application.
+        |(I - 11^T/N) P| in the 2-norm.
     leading : float
         Cosine of 1 and the left singular vector of P with the largest singular value.
     """
@@ -119,7 +119,7 @@ class LayerSpectrum(Brief):
     scale: float
 
     def row(self) -> dict[str, Any]:
-        """Return the layer in a row of numbers."""
+        """A row of numbers."""
         verdicts = [head.ruling.verdict for head in self.heads]
         first = self.omegas[0]
         return {
@@ -136,7 +136,7 @@ class LayerSpectrum(Brief):
         }  # fmt: skip
 
     def head_rows(self) -> Iterator[dict[str, Any]]:
-        """Yield a row for each head."""
+        """Rows of heads."""
         for number, head in enumerate(self.heads):
             first = head.omegas[0]
             yield {
@@ -262,7 +262,7 @@ def _mean(values: list[float]) -> float:
 
 
 def verdict_of(layers: Sequence[LayerSpectrum]) -> str:
-    """Return in a sentence what the spectra say of the layers of a model."""
+    """The spectra, in words."""
     depth = len(layers)
     counts = {name: sum(one.ruling.verdict == name for one in layers) for name in VERDICTS}
     within = [one for one in layers if one.ruling.layers <= depth]

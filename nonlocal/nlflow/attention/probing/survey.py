@@ -1,4 +1,4 @@
-"""What the layers of a model do over many inputs: means with standard errors, for each layer and each head."""
+"""What the layers of a model do over many inputs."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Growth:
     change, drift : tuple of three floats
         How far cosine and isotropy moved, with the ends of the interval of 95 % (of Student's t); NaN where not known.
     steepest : tuple of int and float
-        The layer that moves the cosine most on its way, up or down, and by how much.
+        The layer that moves the cosine most, up or down, and by how much.
     """
 
     stack: str
@@ -66,7 +66,7 @@ class Growth:
 
     @property
     def verdict(self) -> str:
-        """Whether the stack over-smooths on these inputs, so that its tokens grow alike and inputs do not."""
+        """Its over-smoothing."""
         if math.isnan(self.change[1]) or math.isnan(self.drift[1]):
             return "may over-smooth or not: to tell takes three inputs or more"
         if not self.alike:
@@ -79,7 +79,7 @@ class Growth:
         return "over-smooths, since tokens grow alike and inputs are not seen to"
 
     def sentence(self) -> str:
-        """Return the verdict with its numbers."""
+        """Verdict with numbers."""
         if math.isnan(self.cosine[1] - self.cosine[0]):
             return f"the {self.stack} has no cosine of two tokens: one token alone, or a layer that shows no states"
         told = f"the {self.stack} {self.verdict}; mean cosine of two tokens {_moved(self.cosine)}"
@@ -99,7 +99,7 @@ def _interval(change: tuple[float, float, float]) -> str:
 
 
 def growth_of(stack: str, cosines: Sequence[Floats], before: Floats | None, after: Floats | None) -> Growth:
-    """Return the growth in a stack from the cosine (n,) of each state, and the mean tokens (n, D) of first and last."""
+    """Return the growth from the cosine (n,) of each state, and the mean tokens (n, D) of first and last."""
     step = np.array([mean_of(late - early)[0] for early, late in pairwise(cosines)])
     ends = mean_of(cosines[0])[0], mean_of(cosines[-1])[0]
     change = cosines[-1] - cosines[0]
@@ -148,11 +148,7 @@ class SurveyedState(Brief):
     pooled: Floats | None
 
     def isotropy(self) -> tuple[float, float]:
-        """Return the mean cosine of the pooled states of two inputs and its standard error, in O(n D) time.
-
-        1: all inputs point the same way, the least isotropic case. The error is that of the jackknife; NaN for fewer
-        than three inputs.
-        """
+        """Return the mean cosine of the pooled states of two inputs, and its jackknife error."""
         if self.pooled is None:
             return math.nan, math.nan
         mean, left = isotropy_of(self.pooled)
@@ -162,7 +158,7 @@ class SurveyedState(Brief):
 @underflowing
 @dataclass(frozen=True, eq=False, repr=False)
 class Survey(Brief):
-    """What the layers of a model did to many inputs. Made by `nlflow.attention.survey`.
+    """What the layers of a model did to many inputs, as `nlflow.attention.survey` finds it.
 
     Attributes
     ----------
@@ -184,15 +180,14 @@ class Survey(Brief):
         Parameters
         ----------
         by_head : bool
-            A row for each head, with ``head``, ``J`` and ``gradient``. If not, these are means over the heads of an
-            input first.
+            A row for each head, with ``head``, ``J`` and ``gradient``, which are means over heads otherwise.
 
         Returns
         -------
         list of dict
             ``layer``, ``index``, ``inputs``, and for each quantity its mean and, with ``_se`` behind its name, the
-            standard error s/sqrt(n) over the inputs that have it (NaN for fewer than two); and, not by head,
-            ``isotropy`` with the error of `SurveyedState.isotropy`.
+            standard error s/sqrt(n) over the inputs that have it (NaN for fewer than two); not by head, also
+            ``isotropy``.
         """
         result: list[dict[str, Any]] = []
         for state in self.states:
@@ -251,7 +246,7 @@ class Survey(Brief):
         return [growth.sentence() for growth in self.growths()]
 
     def to_pandas(self, *, by_head: bool = False) -> Any:
-        """Return the rows as a `pandas.DataFrame`; `InputError` where pandas is not installed."""
+        """Return `rows` as a `pandas.DataFrame`."""
         return as_frame(self.rows(by_head=by_head))
 
 
@@ -270,8 +265,7 @@ def survey(
     model : torch.nn.Module or pipeline
         As for `nlflow.attention.probe`.
     inputs : iterable
-        Texts, pictures, or batches that `probe` takes: a list, a `torch.utils.data.DataLoader`, a generator. It is gone
-        through once. A sequence of a batch is one input; padding does not count.
+        Texts, pictures, or batches that `probe` takes, gone through once; each sequence of a batch is one input.
     adapter, take
         As for `probe`, which is called for each batch.
     progress : bool
@@ -332,7 +326,7 @@ def check_several(inputs: Any) -> None:
 
 
 def surveyed(trace: LayerTrace) -> Survey:
-    """Return one run of a model as a survey of its sequences."""
+    """Survey one run's sequences."""
     return _survey(trace.model, [_states(trace)])
 
 
@@ -400,7 +394,7 @@ def _over_heads(values: Floats) -> Floats:
 
 
 def isotropy_of(pooled: Floats) -> tuple[float, Floats]:
-    """Return the mean cosine of two rows (n, D), and the same without each of them, (n,). NaN of too few rows."""
+    """Return the mean cosine of two rows (n, D), and the same without each of them, (n,); NaN of too few rows."""
     count = len(pooled)
     if count < 2:
         return math.nan, np.full(count, math.nan)
@@ -422,7 +416,7 @@ def jackknife_error(left: Floats) -> float:
 
 
 def mean_of(values: Floats) -> tuple[float, float]:
-    """Return the mean of the values that are not NaN, and its standard error."""
+    """Mean, and standard error, without NaN."""
     numbers = values[~np.isnan(values)]
     if not numbers.size:
         return math.nan, math.nan

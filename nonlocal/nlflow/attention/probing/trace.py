@@ -1,4 +1,4 @@
-"""What a probe has seen of a model: the heads and hidden states of every layer, and what follows from them."""
+"""What a probe has seen."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ _MATRIX_TOKENS = 2048  # a masked head with more tokens keeps no matrix; its row
 class Head:
     """One head of one layer on one sequence, without padding, in float64.
 
-    A token j has the quadrature weight 1. So the degree d_i = sum_j k_ij is the denominator of the softmax, and 1 / d_i
-    is the step of the L2 flow that the layer takes at token i (arXiv 2312.00751, theorem 1). With a bias, and for
-    kernels that the package does not have, P is a matrix and degrees are 1.
+    A token has the quadrature weight 1, so its degree d_i is the denominator of the softmax, and 1 / d_i the step of
+    the L2 flow (arXiv 2312.00751, theorem 1). With a bias, and for kernels that the package does not have, degrees are
+    1.
 
     Attributes
     ----------
@@ -55,7 +55,7 @@ class Head:
     kernel : str
         Which k, one of `nlflow.attention.terms.averages.AFFINITIES`.
     mask : Mask, optional
-        Who sees whom, where that is a rule, such as all tokens up to each. Either this or `bias`, or `InputError`.
+        Who sees whom, where that is a rule, in the place of `bias`.
     """
 
     q: Floats
@@ -72,7 +72,7 @@ class Head:
 
     @property
     def tokens(self) -> int:
-        """Number of tokens N."""
+        """Number of tokens."""
         return len(self.v)
 
     @cached_property
@@ -84,11 +84,11 @@ class Head:
 
     @cached_property
     def symmetric(self) -> bool:
-        """Whether `affinity` is symmetric."""
+        """Whether `affinity` is."""
         return self.affinity.symmetric
 
     def along(self, q: Floats, k: Floats) -> Affinity:
-        """Return the affinity of other queries and keys with the same mask; see `Head` for its degrees."""
+        """Return the affinity of other queries and keys with the same mask."""
         nodes = Points(np.arange(len(k)), weights=np.ones(len(k)))
         same = q is k or (q.shape == k.shape and bool((q == k).all()))
         kernel = self._kernel(same)
@@ -117,27 +117,27 @@ class Head:
 
     @cached_property
     def affinity(self) -> Affinity:
-        """The affinity whose P is the attention matrix."""
+        """Its affinity of P."""
         return self.along(self.q, self.k)
 
     @cached_property
     def chain(self) -> MarkovChain:
-        """The Markov chain of the attention matrix."""
+        """Its Markov chain."""
         return MarkovChain(self.affinity)
 
     @property
     def matrix(self) -> Floats:
-        """The attention matrix P, shape (N, N). O(N^2) memory."""
+        """P, shape (N, N)."""
         return self.chain.matrix()
 
     @property
     def stationary(self) -> Floats:
-        """The stationary law pi = pi P, shape (N,)."""
+        """Its law pi = pi P."""
         return self.chain.stationary
 
     @cached_property
     def eigenvalues(self) -> NDArray[Any]:
-        """All eigenvalues of P by decreasing modulus. O(N^3) time; causal layers O(N^2 d), from the diagonal."""
+        """All eigenvalues of P by decreasing modulus, in O(N^3) time, causal ones in O(N^2 d)."""
         if self.causal:
             diagonal = self._diagonal
             return diagonal[np.argsort(-diagonal, kind="stable")]
@@ -154,32 +154,29 @@ class Head:
 
     @property
     def spectral_gap(self) -> float:
-        """1 - |mu_2|, with the second eigenvalue of P by modulus."""
+        """1 - |mu_2| of P."""
         if self.causal:
             return float(1 - self.eigenvalues[1]) if self.tokens > 1 else 1.0
         return self.chain.spectral_gap
 
     def mixing_time(self, eps: float = 0.25) -> int:
-        """Return after how many applications of the layer a walker's law is within `eps` of pi from any token."""
+        """Return after how many layers a walker's law is within `eps` of pi from any token."""
         return self.chain.mixing_time(eps)
 
     @property
     def fidelity_limit(self) -> float:
-        """The fidelity lambda~ up to which NeuTRENO steps converge; see `nlflow.equilibria.largest_stable_fidelity`."""
+        """The lambda~ up to which NeuTRENO steps converge; see `nlflow.equilibria.largest_stable_fidelity`."""
         if self.causal:
             return 1 + float(self.eigenvalues[-1])
         return largest_stable_fidelity(self.affinity)
 
     def spectral_radius(self, fidelity: float) -> float:
-        """Return rho(P - lambda~ I), below 1 where NeuTRENO steps converge. O(N^3) time."""
+        """Return rho(P - lambda~ I), below 1 where NeuTRENO steps converge, in O(N^3) time."""
         return float(np.abs(self.eigenvalues - check_number("fidelity", fidelity)).max())
 
 
 def rule_or_bias(mask: torch.Tensor) -> tuple[Mask | None, Floats | None]:
-    """Return a mask (N, N) as a rule, or as a bias added to log k where no rule fits; neither where all see all.
-
-    A rule is: all tokens up to each, or the last few of them.
-    """
+    """Return a mask (N, N) as a rule (all up to each, or the last few), or as a bias; neither where all see all."""
     visible = seen(mask)
     adds = mask.is_floating_point() and bool((mask.masked_fill(~visible, 0) != 0).any())
     if not adds:
@@ -247,20 +244,19 @@ class Layer:
     tokens : tensor of bool of shape (B, N)
         True for tokens that are no padding.
     before, between, after : tensor of shape (B, N, D), or None
-        Hidden states: before the layer, after attention is added to them, after the layer. None where the model does
-        not show them (see `nlflow.attention.probe`).
+        Hidden states: before the layer, after attention is added to them, after the layer; None where not known.
     quantities : dict of str to array
         What the columns of `LayerTrace.rows` are made of: ``energy`` and ``gradient_cosine``, shape (B, H);
         ``log_degree``, shape (B, H, N), NaN at padding; of the state after the layer, and ``attention_share``, shape
         (B,).
     differentiable : dict of str to tensor
-        The same as tensors with a way back to what the model was given, if the probe was asked for gradients.
+        The same as tensors, if the probe was asked for gradients.
     matrices : tensor of shape (B, H, N, N), or None
         Attention matrices, if the probe was asked to keep them.
     softcap : float, optional
         c of the logits c tanh(l / c).
     sink : tensor of shape (B, H, N, 1), optional
-        A logit of each head that takes a share of each row without a value. Heads are of the tokens alone.
+        A logit that takes a share of each row without a value; heads are of the tokens alone.
     """
 
     name: str
@@ -291,25 +287,22 @@ class Layer:
 
     @cached_property
     def padded(self) -> bool:
-        """Whether some tokens are padding."""
+        """Whether padding occurs."""
         return not bool(self.tokens.all())  # a device is asked once
 
     @property
     def heads(self) -> int:
-        """Number of heads H."""
+        """Number of heads."""
         return int(self.q.shape[1])
 
     @property
     def items(self) -> int:
-        """Number of sequences B."""
+        """Number of sequences."""
         return int(self.q.shape[0])
 
     @property
     def time_step(self) -> Floats:
-        """The step 1 / d_i of the L2 flow that the layer takes at token i, shape (B, H, N), NaN at padding.
-
-        Where it overflows or underflows, ``quantities['log_degree']`` does not.
-        """
+        """The step 1 / d_i of the L2 flow at token i, shape (B, H, N), NaN at padding."""
         with np.errstate(over="ignore", under="ignore"):
             return np.asarray(np.exp(-self.quantities["log_degree"]))
 
@@ -325,7 +318,7 @@ class Layer:
         )  # fmt: skip
 
     def head(self, head: int, item: int = 0) -> Head:
-        """Return a head, by its number, on a sequence of the batch, padding left out."""
+        """Return a head on a sequence of the batch, padding left out."""
         h, b = _number("head", head, self.heads), _number("item", item, self.items)
         inside = self.tokens[b]
         q, k, v = (part[b, h][inside].detach().cpu().double().numpy() for part in (self.q, self.k, self.v))
@@ -345,7 +338,7 @@ class Layer:
 
 @underflowing
 class LayerTrace:
-    """The layers of a model on one batch, in order, with what is derived from them. Made by `nlflow.attention.probe`.
+    """The layers of a model on one batch, in order, as `nlflow.attention.probe` finds them.
 
     Attributes
     ----------
@@ -377,7 +370,7 @@ class LayerTrace:
         return f"<LayerTrace of {self.model}: {len(self)} layers of {first.heads} heads, {size}>"
 
     def number(self, layer: int | str) -> int:
-        """Return the number of a layer from its number or its name; `InputError` lists the names."""
+        """Number of a layer."""
         names = [one.name for one in self.layers]
         if isinstance(layer, str):
             if layer not in names:
@@ -398,10 +391,9 @@ class LayerTrace:
     # ---- what costs O(N^3)
 
     def spectra(self, layer: int | str) -> dict[str, Floats]:
-        """Return what is measured of the chain of every head of a layer, arrays of shape (B, H).
+        """Return ``gap``, ``mixing_time`` and ``stable_fidelity`` of the heads of a layer, arrays of shape (B, H).
 
-        They are ``gap``, ``mixing_time`` and ``stable_fidelity``. NaN where a head has none, as where its mask cuts the
-        sequence in parts. O(B H N^3) time when first asked for.
+        NaN where a head has none, as where its mask cuts the sequence in parts; O(B H N^3) time when first asked for.
         """
         number = self.number(layer)
         if number not in self._spectra:
@@ -417,7 +409,7 @@ class LayerTrace:
         return self._spectra[number]
 
     def stationary(self, layer: int | str, item: int = 0) -> Floats:
-        """Return the stationary law of every head, shape (H, N), for the N tokens without padding. O(H N^3) time."""
+        """Return the stationary law of every head, shape (H, N), for the N tokens without padding, in O(H N^3) time."""
         one = self[layer]
         return np.stack([one.head(h, item).stationary for h in range(one.heads)])
 
@@ -432,10 +424,10 @@ class LayerTrace:
         return np.array([_over(np.min, self.spectra(i)["stable_fidelity"]) for i in range(len(self))])
 
     def check_fidelity(self, fidelity: Any) -> bool:
-        """Warn where repeated NeuTRENO steps with a fidelity do not converge, and return whether all do.
+        """Return whether repeated NeuTRENO steps with a fidelity, or one for each layer, converge, and warn if not.
 
-        It is one number, or one for each layer. The first layer of a stack has no term, and heads whose limit is not
-        known (NaN) are not counted. O(B H N^3) time for each layer when first asked for.
+        The first layer of a stack, and heads whose limit is not known (NaN), are not counted. O(B H N^3) time for each
+        layer when first asked for.
 
         Warns
         -----
@@ -464,10 +456,9 @@ class LayerTrace:
         return False
 
     def head_redundancy(self) -> Floats:
-        """Return the cosine between the attention matrices of a head in successive layers, shape (L - 1, B, H).
+        """Return the cosine between the matrices of head h in successive layers, shape (L - 1, B, H).
 
-        Head h of one layer beside head h of the next (arXiv 2312.00751, figure 5). NaN between layers of different
-        stacks, or with different numbers of sequences, heads or tokens.
+        NaN between layers of different stacks, or with different numbers of sequences, heads or tokens.
         """
         return self._beside_next()["redundancy"]
 
@@ -501,8 +492,8 @@ class LayerTrace:
         Returns
         -------
         list of dict
-            ``layer``, its name, and ``index``, 0 for the input of a stack. Numbers are NaN where there is none. Means
-            and medians are over the batch, heads and tokens that have a number.
+            ``layer``, its name, ``index``, 0 for the input of a stack, and means or medians over the batch, heads and
+            tokens that have a number, NaN where none has:
 
             {columns}
         """
@@ -520,12 +511,12 @@ class LayerTrace:
         return result
 
     def to_pandas(self, *, spectra: bool = True, progress: bool = False) -> Any:
-        """Return the rows as a `pandas.DataFrame`; `InputError` where pandas is not installed."""
+        """Return `rows` as a `pandas.DataFrame`."""
         return as_frame(self.rows(spectra=spectra, progress=progress))
 
 
 def as_frame(rows: list[dict[str, Any]]) -> Any:
-    """Return rows as a `pandas.DataFrame`; `InputError` where pandas is not installed."""
+    """Rows for pandas."""
     try:
         pandas = importlib.import_module("pandas")
     except ImportError as error:

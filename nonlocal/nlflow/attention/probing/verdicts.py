@@ -1,14 +1,4 @@
-"""Does a layer of attention smooth or sharpen: the eigenvalues of P and of W_V W_O, and which of their products rules.
-
-The layer X <- X + s P X W, one head with W = W_V W_O, has the eigenvalues 1 + s w a for the eigenvalues a of P and w of
-W (Dovonon et al., arXiv 2401.04301). P has the eigenvalue 1 with equal tokens as its vector. If the largest of
-|1 + s w| is above all |1 + s w a| of the others, many such layers make tokens equal: smoothing. If one of the others is
-above, what tells tokens apart grows faster than what they share: sharpening. Where both are the same, as for W = 0,
-neither. The s is what the norm before attention multiplies by.
-
-Of several heads the spectrum is that of I + s sum_h W_h, on equal tokens, and that of what the layer does to X less its
-mean token. The larger spectral radius rules.
-"""
+"""Smoothing or sharpening."""
 
 from __future__ import annotations
 
@@ -54,11 +44,10 @@ class Ruling:
     omega, alpha : complex
         The eigenvalues of W and of P whose product rules; NaN for several heads, and for neither.
     layers : float
-        After how many such layers the ruling part is 10 times as long as the other, from equal lengths (t_sim 0.99, or
-        0.01); infinite for neither and undecided.
+        After how many such layers the ruling part is 10 times as long as the other, from equal lengths; infinite for
+        neither and undecided.
     doubt : float
-        Residual of the iteration that found `other`: it is exact for a map that differs from this one by so much in the
-        2-norm. 0 where all eigenvalues were computed.
+        Residual of the iteration that found `other`; 0 where all eigenvalues were computed.
     """
 
     verdict: str
@@ -71,14 +60,18 @@ class Ruling:
 
     @property
     def condition(self) -> str:
-        """The condition of the verdict, in a line."""
+        """The verdict's condition."""
         sign = {SMOOTHING: ">", SHARPENING: "<", NEITHER: "=", UNDECIDED: "~"}[self.verdict]
         other = f"{self.other:.4g}" + (f" +- {self.doubt:.1g}" if self.verdict == UNDECIDED else "")
         return f"max |1 + s w| = {self.smooth:.4g} {sign} {other} = max |1 + s w a| over a != 1"
 
 
 def ruling(alphas: NDArray[np.generic], omegas: NDArray[np.generic], scale: float = 1.0) -> Ruling:
-    """Return which of the eigenvalues 1 + s w a of X <- X + s P X W rules. O(n m) time.
+    """Return which of the eigenvalues 1 + s w a of X <- X + s P X W rules (arXiv 2401.04301), in O(n m) time.
+
+    P has the eigenvalue 1 with equal tokens. If the largest |1 + s w| is above |1 + s w a| of all others, many such
+    layers make tokens equal (smoothing); if one of the others is above, what tells tokens apart grows faster
+    (sharpening).
 
     Parameters
     ----------
@@ -87,7 +80,7 @@ def ruling(alphas: NDArray[np.generic], omegas: NDArray[np.generic], scale: floa
     omegas : array of shape (m,)
         Eigenvalues of W; those of d features, and one 0 where d < D, are enough.
     scale : float
-        s, not 0.
+        s, not 0, such as what the norm before attention multiplies by.
 
     Raises
     ------
@@ -134,16 +127,8 @@ def _ruled(
 def ruling_of_heads(matrices: Floats, values: Floats, output: Floats, scale: float = 1.0) -> Ruling:
     """Return which part rules in X <- X + s sum_h P_h X V_h O_h: equal tokens, or what tells them apart.
 
-    All eigenvalues where N D is at most 1200, else the outermost by Krylov-Schur iteration, O(H N^2 d + N (H d)^2) for
-    each of at most 600 steps, whose residual is `Ruling.doubt`. Of causal matrices those of I + s sum_h P_h[i, i] W_h.
-
-    Parameters
-    ----------
-    matrices : array of shape (H, N, N)
-        Stochastic.
-    values : array of shape (H, D, d)
-    output : array of shape (H, d, D)
-    scale : float
+    `matrices` are (H, N, N), `values` (H, D, d), `output` (H, d, D). All eigenvalues are found where N D is at most
+    1200, else the outermost, in O(H N^2 d + N (H d)^2) for each of at most 600 steps.
     """
     whole = np.einsum("hij,hjk->ik", values, output)
     width, count = whole.shape[0], matrices.shape[1]

@@ -1,4 +1,4 @@
-"""The attention matrices of a layer that was looked into, for some of its sequences and heads at a time."""
+"""Attention matrices, part by part."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Place = tuple[slice, slice]
 
 
 def bias_of(layer: Layer, place: Place) -> Tensor | None:
-    """Return what is added to the logarithms: the mask, in which padding sees and is seen by itself alone, or None."""
+    """Return what is added to the logarithms, where padding sees and is seen by itself alone, or None."""
     count, tokens = layer.q.shape[-2], layer.tokens[place[0], None]
     padded = layer.padded and not bool(tokens.all())
     if layer.mask is None and not padded:
@@ -34,7 +34,7 @@ def bias_of(layer: Layer, place: Place) -> Tensor | None:
 
 
 def logarithms_of(layer: Layer, q: Tensor, k: Tensor, bias: Tensor | None) -> Tensor:
-    """Return log k of queries and keys, capped as in the layer, with what is added to it."""
+    """Capped log k, biased."""
     found = capped(log_affinity(q, k, layer.kernel, layer.scaling), layer.softcap)
     return found if bias is None else found + bias
 

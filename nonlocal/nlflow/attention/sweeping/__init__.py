@@ -1,1 +1,1 @@
-"""What helps a trained model: cures against the model as it is, tasks, intervals that hold for all at once."""
+"""What helps a trained model."""

@@ -1,4 +1,4 @@
-"""Which cures help a trained model at a task: settings against the model as it is, and a recommendation."""
+"""Cures against a model as it is."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Sweep(Brief):
         the items whose score falls), ``time`` (of the task, over that of the model as it is), ``bytes`` (what the cure
         keeps beside the model, and while it runs for each token).
     best : dict or None
-        Arguments for `nlflow.attention.attach`: of the largest gain among the settings that help. None if none does.
+        Arguments for `nlflow.attention.attach`: of the largest gain among the settings that help; None if none does.
     scores : dict
         Scores (n,) by setting, ``(cure, value, layers)``, and ``None`` for the model as it is.
     left_out : dict
@@ -68,7 +68,7 @@ class Sweep(Brief):
     left_out: dict[str, str] = field(default_factory=dict)
 
     def table(self) -> str:
-        """Return the settings as text."""
+        """As text."""
         shown = [{k: v for k, v in row.items() if k not in ("helps", "harms", "bytes")} for row in self.rows]
         for row, own in zip(shown, self.rows, strict=True):
             row["verdict"] = "helps" if own["helps"] else "harms" if own["harms"] else "no difference seen"
@@ -76,12 +76,12 @@ class Sweep(Brief):
 
     @property
     def chosen(self) -> dict[str, Any] | None:
-        """The row that is recommended, None if none helps."""
+        """The row of `best`."""
         return max((row for row in self.rows if row["helps"]), key=lambda row: row["gain"], default=None)
 
     @property
     def verdict(self) -> str:
-        """What to do, in a sentence."""
+        """What to do."""
         tried = f"{_settings(len(self.rows))} tried on {self.items} items"
         tried += f" ({', '.join(self.left_out)} left out)" if self.left_out else ""
         row = self.chosen
@@ -102,7 +102,7 @@ class Sweep(Brief):
 
 
 def price(row: Mapping[str, Any]) -> str:
-    """Return what a setting costs and worsens, as a sentence."""
+    """Cost, in a sentence."""
     kept, token = row["bytes"]
     return (
         f"Its price: {row['time']:.2f} times the seconds of the task, {kept / 2**20:.3g} MiB beside the model and "
@@ -126,33 +126,32 @@ def sweep(
 ) -> Sweep:
     """Try cures on a trained model, without training, and say which one helps it at a task.
 
-    Each setting is compared with the model as it is over the same items. The intervals allow for the number of
-    settings: all of them together contain the true gains with about the probability `level` (bootstrap of the largest
-    difference in units of its error). Items count as independent, which passages of one article may not be.
+    Each setting is compared with the model as it is over the same items. All intervals together contain the true gains
+    with about the probability `level` (bootstrap of the largest difference in units of its error), if items are
+    independent, which passages of one article may not be.
 
     Parameters
     ----------
     model : torch.nn.Module or pipeline of transformers
-        In evaluation mode, without terms. It is left as it was.
+        In evaluation mode, without terms; it is left as it was.
     task : callable
         `Retrieval`, `Classification`, `Perplexity`, `TokenAccuracy`, `WordErrors`, or a function of the model that
-        returns one score for each item, (n,), larger is better, in the same order at each call. Its attributes ``name``
-        and ``summary``, where it has them, give the metric: a function of the scores, their mean by default.
+        returns one score for each item, (n,), larger is better, in the same order at each call; its attributes ``name``
+        and ``summary``, where it has them, give the metric, the mean by default.
     cures : sequence of str, or mapping of str to sequence of float
-        Names in `nlflow.attention.CURES`, which are tried with their own ``values``, or with numbers of yours. By
-        default all; those that this model cannot have are named in ``left_out``.
+        Names in `nlflow.attention.CURES`, by default all, which are tried with their own ``values``, or with numbers of
+        yours; those that this model cannot have are named in ``left_out``.
     layers : sequence of str, or mapping of str to sequence of int
         Which layers are changed: ``'all'``, ``'first half'``, ``'last half'`` and ``'last'``, of each stack, or names
-        for numbers of blocks in the order of `blocks`, from 0. By default all, and the last half. The first layer of a
-        stack has no term of v0, and nothing is removed before it.
+        for numbers of blocks in the order of `blocks`, from 0; by default all, and the last half.
     level : float
         Of the intervals, between 0 and 1.
     resamples : int
         Draws of the bootstrap, at least 100.
     rng : numpy.random.Generator or seed
     seconds : float, optional
-        About how long all may take, by the time of the model as it is. Settings that would take longer are left out:
-        the last names of `layers` first, then the last numbers of each cure; ``left_out`` names them.
+        About how long all may take, by the time of the model as it is; what would take longer is left out, the last
+        names of `layers` first, then the last numbers of each cure.
     adapter : Adapter or sequence of Adapter, optional
         Where attention is, where it is not found.
     progress : bool
@@ -278,7 +277,7 @@ def settings_of(
     layers: Sequence[str] | Mapping[str, Sequence[int]] | None = None,
     adapter: Adapter | Sequence[Adapter] | None = None,
 ) -> dict[Setting, dict[str, Any]]:
-    """Return the arguments of `attach` for each setting that `sweep` tries on a model; arguments as for `sweep`."""
+    """Return the arguments of `attach` for each setting that `sweep` tries on a model."""
     if isinstance(cures, str):
         raise InputError(f"cures: got {cures!r}, expected a list of names; write [{cures!r}]")
     names = list(CURES if cures is None else cures)

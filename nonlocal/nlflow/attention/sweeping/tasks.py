@@ -1,4 +1,4 @@
-"""Tasks: what a trained model is measured by, one score for each item, larger is better."""
+"""Tasks of trained models."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Floats = NDArray[np.float64]
 
 
 def reciprocal_ranks(queries: Any, documents: Any) -> Floats:
-    """Return 1 / rank of document i among all documents, by cosine with query i; their mean is the MRR.
+    """Return 1 / rank of document i among all documents, by cosine with query i, in O(n² D) operations.
 
     Parameters
     ----------
@@ -33,7 +33,7 @@ def reciprocal_ranks(queries: Any, documents: Any) -> Floats:
     Returns
     -------
     array of shape (n,)
-        From 1/n to 1. Equal cosines count against the right document. O(n² D) operations.
+        From 1/n to 1; equal cosines count against the right document.
     """
     asked, given = (np.asarray(check_array(name, array, ndim=(2,)), float)
                     for name, array in (("queries", queries), ("documents", documents)))  # fmt: skip
@@ -72,8 +72,8 @@ class Retrieval:
     ----------
     tokenizer : tokenizer of transformers
     pairs : sequence of pairs of str
-        Two or more neighbouring passages; `neighbouring_passages` makes them of texts. Passages beyond the longest
-        input of the tokenizer or the model are cut.
+        Two or more neighbouring passages, as of `neighbouring_passages`, which are cut where they pass the longest
+        input of the tokenizer or the model.
     pooling : {'mean', 'first', 'last'}
         What of the last hidden states is the embedding: the mean of all tokens, the first or the last one.
     batch : int
@@ -96,12 +96,12 @@ class Retrieval:
                 raise InputError(f"pairs[{number}]: got {pair!r:.80}, expected two passages of some words")
 
     def __call__(self, model: Any) -> Floats:
-        """Return 1 / rank of each pair, (n,)."""
+        """Return 1 / rank, (n,)."""
         embedded = self.embed(model, [one for pair in self.pairs for one in pair])
         return reciprocal_ranks(embedded[::2], embedded[1::2])
 
     def embed(self, model: Any, texts: Sequence[str]) -> Floats:
-        """Return embeddings (n, D) of texts."""
+        """Embeddings (n, D)."""
         network = network_of(model)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of cut passages, which the docstring tells
@@ -126,7 +126,7 @@ class Retrieval:
 
     @staticmethod
     def summary(scores: Floats) -> float:
-        """Return the mean reciprocal rank."""
+        """Mean reciprocal rank."""
         return float(np.mean(scores))
 
 
@@ -137,9 +137,9 @@ class Perplexity:
     ----------
     tokenizer : tokenizer of transformers
     texts : sequence of str
-        Joined by newlines, then cut into blocks, at least two. What is left at the end is not used.
+        Joined by newlines, then cut into blocks, at least two; what is left at the end is not used.
     length : int
-        Tokens of a block, at least 2. The first of them is not told.
+        Tokens of a block, at least 2, the first of which is not told.
     blocks : int, optional
         How many blocks at most, at even distances in the whole text.
     batch : int
@@ -186,23 +186,20 @@ class Perplexity:
 
 
 class Classification:
-    """Task of a model that makes features: tell the class of each item from the features of the others.
-
-    Called with a model, it returns 1 or 0 for each item: whether its class is found when the item is left out.
+    """Task of a model that makes features: tell the class of each item from the features of the others (1 or 0).
 
     Parameters
     ----------
     inputs : tensor, or sequence of texts, pictures or tensors
-        The items, (n, ...). Texts and pictures are made the model's inputs as `nlflow.attention.probe` does it.
+        The items, (n, ...); texts and pictures are made the model's inputs as by `nlflow.attention.probe`.
     labels : sequence of int or str
         The class of each.
     classifier : {'neighbours', 'linear'}
-        By the `neighbours` nearest items by cosine, each with the weight 1 + cosine; or by a linear map to the classes,
-        a ridge regression whose penalty is 1/100 of the mean squared singular value of the features less their mean,
-        with a column of ones.
+        By the `neighbours` nearest items by cosine, each with the weight 1 + cosine; or by ridge regression whose
+        penalty is 1/100 of the mean squared singular value of the features less their mean, with a column of ones.
     neighbours : int
     pooling : {'first', 'mean', 'last'}
-        What of the last hidden states is the feature. Models that return one vector for each item need none.
+        What of the last hidden states is the feature, where the model does not return one vector for each item.
     batch : int
         Items at a time.
 
@@ -240,14 +237,14 @@ class Classification:
         self.name = names[self.classifier]
 
     def __call__(self, model: Any) -> Floats:
-        """Return whether the class of each item is found, (n,)."""
+        """Return whether each class is found."""
         features = _unit(self.embed(model))
         known = np.eye(self.labels.max() + 1)[self.labels]
         scores = self._voted(features, known) if self.classifier == "neighbours" else self._fitted(features, known)
         return np.asarray(scores.argmax(axis=1) == self.labels, dtype=np.float64)
 
     def embed(self, model: Any) -> Floats:
-        """Return the features (n, D)."""
+        """Features (n, D)."""
         network, found = network_of(model), []
         for start in range(0, len(self.inputs), self.batch):
             part = self.inputs[start : start + self.batch]
@@ -338,9 +335,8 @@ class TokenAccuracy:
 class WordErrors:
     """Task of a model of speech: write down what is said, the token of the largest logit one after the other.
 
-    Called with a model, it returns for each sound minus its word error rate: words that are wrong, missing or too many
-    by the shortest way from one text to the other (Levenshtein), over the words that are said. Words are letters,
-    digits, underscores and apostrophes, small or capital alike.
+    The score of a sound is minus its word error rate: the Levenshtein distance in words over the words that are said.
+    Words are letters, digits, underscores and apostrophes, small or capital alike.
 
     Parameters
     ----------
@@ -379,13 +375,13 @@ class WordErrors:
             raise InputError("begin: got no token, expected at least one, which the decoder begins with")
 
     def __call__(self, model: Any) -> Floats:
-        """Return minus the word error rate of each sound, (n,)."""
+        """Return the scores, (n,)."""
         network = network_of(model)
         pairs = zip(self.sounds, self.said, strict=True)
         return np.array([-word_errors(_words(self.heard(network, one)), said) / len(said) for one, said in pairs])
 
     def heard(self, network: Any, sound: Tensor) -> str:
-        """Return what a model writes down of a sound."""
+        """What a model writes."""
         ids = list(self.begin)
         given: dict[str, Any] = {"input_features": sound}
         while len(ids) < len(self.begin) + self.most:
@@ -405,7 +401,7 @@ class WordErrors:
 
     @staticmethod
     def summary(scores: Floats) -> float:
-        """Return the mean word error rate; 0 is best."""
+        """Mean error rate."""
         return float(-np.mean(scores))
 
 
@@ -414,7 +410,7 @@ def _words(text: str) -> list[str]:
 
 
 def word_errors(heard: Sequence[str], said: Sequence[str]) -> int:
-    """Return how many words have to be replaced, left out or put in to make one sequence of the other. O(n m)."""
+    """Levenshtein distance, O(n m)."""
     row = list(range(len(said) + 1))
     for number, word in enumerate(heard, 1):
         before, row[0] = row[0], number
@@ -435,9 +431,9 @@ def masked_tokens(
         Each is a sequence, cut where the tokenizer's longest input ends; in the order of their lengths, without blank
         ones.
     share : float
-        Of the tokens that are masked in each, at least one; special tokens never are.
+        Of the tokens that are masked in each, at least one, never special ones.
     draws : int
-        How often each text is masked, drawn anew each time. They are one item: their mean.
+        How often each text is masked; its score is the mean.
     batch : int
     rng : numpy.random.Generator or seed
     """
@@ -479,7 +475,6 @@ class _Drawn(TokenAccuracy):
         self.draws = draws
 
     def __call__(self, model: Any) -> Floats:
-        """Return the share of masked tokens that are told in each sequence, (n,)."""
         scores, found, begin = super().__call__(model), [], 0
         for labels in self.labels[:: self.draws]:
             count = len(labels) * self.draws
@@ -497,7 +492,7 @@ def neighbouring_passages(texts: Sequence[str], *, words: int = 48, pairs: int |
         A pair lies in one text, and between two headings: lines that begin with ``=`` (as in WikiText) or ``#``, which
         are left out.
     words : int
-        Of a passage. What is left of a section is not used.
+        Of a passage; what is left of a section is not used.
     pairs : int, optional
         How many at most, at least 2, at even distances in the order of the texts; longer texts give more.
     """

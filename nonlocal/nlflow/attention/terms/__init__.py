@@ -1,1 +1,1 @@
-"""Terms against over-smoothing on tensors: row averages, what is added to them, and layers of one's own. No model."""
+"""Terms on tensors, without models."""

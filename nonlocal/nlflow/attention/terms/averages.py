@@ -1,6 +1,4 @@
-"""Row averages of attention: sum_j k(q_i, k_j) v_j / sum_j k(q_i, k_j) for several affinities k, on tensors.
-
-With l_ij = scaling q_i . k_j (plus a mask, -inf where i must not see j):
+"""Row averages sum_j k(q_i, k_j) v_j / sum_j k(q_i, k_j), with l = scaling q . k, in O(N^2 d).
 
 ========= ============================== ====================================================================
 affinity  k                              source
@@ -8,13 +6,10 @@ affinity  k                              source
 softmax   exp(l)                         arXiv 1706.03762
 symmetric exp(l) with q_i = k_i          NeuTRENO, Theorem 1, arXiv 2312.00751
 gaussian  exp(-scaling |q - k|^2 / 2)    kernel attention, ibid., Table 8, where the dot product is replaced
-sigmoid   1 / (1 + exp(-l))              arXiv 2409.04431, which does not divide by the row sum (it subtracts log N
-                                         from l instead); here rows are normalized, as an average demands
+sigmoid   1 / (1 + exp(-l))              arXiv 2409.04431, where rows are not divided by their sum, as here
 softplus  log(1 + exp(l))                normalized by the row sum, no further re-weighting
-linear    phi(q) . phi(k), phi = elu + 1 arXiv 2006.16236, normalized there as well; q and k are not scaled
+linear    phi(q) . phi(k), phi = elu + 1 arXiv 2006.16236; q and k are not scaled
 ========= ============================== ====================================================================
-
-Every row is a softmax of log k: finite logits of any size do not overflow it. O(N^2 d) for all of them.
 """
 
 from __future__ import annotations
@@ -46,10 +41,7 @@ def with_squares(query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def log_affinity(query: Tensor, key: Tensor, affinity: str, scaling: float) -> Tensor:
-    """Return log k(q_i, k_j) up to a constant in each row, (..., M, N), of queries (..., M, d) and keys (..., N, d).
-
-    For ``'symmetric'`` the caller passes keys as queries.
-    """
+    """Return log k(q_i, k_j), (..., M, N), up to a constant in each row; ``'symmetric'`` needs keys as queries."""
     if affinity == "linear":
         product = (functional.elu(query) + 1) @ (functional.elu(key) + 1).transpose(-1, -2)
         return product.clamp_min(torch.finfo(product.dtype).tiny).log()
@@ -84,7 +76,7 @@ def average(
     Parameters
     ----------
     query, key, value : tensors of shape (B, H, M, d), (B, G, N, d) and (B, G, N, D)
-        H is a multiple of G. ``'symmetric'`` uses only M of the queries: the last M keys take their place.
+        H is a multiple of G; ``'symmetric'`` takes the last M keys in the place of queries.
     affinity : str
         One of `AFFINITIES`.
     scaling : float, optional
@@ -92,11 +84,11 @@ def average(
     mask : tensor that broadcasts to (B, H, M, N), optional
         Boolean (True: i sees j) or added to the logarithms.
     causal : bool
-        Without a mask: a token sees the tokens up to itself. The last of the M is the last of the N.
+        Without a mask: a token sees the tokens up to itself, and the last of the M is the last of the N.
     dropout : float
         Rate at which weights are dropped.
     fused : bool
-        Use torch's fused attention, which returns no weights. For affinities of `FUSED`, and M = N.
+        Use torch's fused attention, which returns no weights, for affinities of `FUSED` and M = N.
     """
     heads, count = query.shape[1], query.shape[-2]
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
@@ -126,20 +118,19 @@ def average(
 
 
 def causal_mask(queries: int, keys: int, device: torch.device) -> Tensor:
-    """Return a boolean (queries, keys): whether token i, one of the last, sees token j."""
+    """Whether token i, one of the last, sees token j, as a boolean (queries, keys)."""
     return torch.ones(queries, keys, dtype=torch.bool, device=device).tril(keys - queries)
 
 
 def seen(mask: Tensor) -> Tensor:
-    """Return a mask as a boolean one, True where i sees j."""
+    """A mask as boolean."""
     return mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
 
 
 def uniform_average(values: Tensor, count: int, mask: Tensor | None = None, causal: bool = False) -> Tensor:
-    """Return the mean of the tokens (..., N, D) that each of the last `count` tokens sees: 11^T/n, or the prefix mean.
+    """Return the mean of the tokens (..., N, D) that each of the last `count` tokens sees, zero where it sees none.
 
-    `mask` and `causal` are those of `average`. The shape is (..., count, D), or (..., 1, D) where all tokens see the
-    same. Tokens that see nothing get zero.
+    The shape is (..., count, D), or (..., 1, D) where all tokens see the same.
     """
     tokens = values.shape[-2]
     if mask is not None:

@@ -1,4 +1,4 @@
-"""Whole layers in plain torch: attention with the NeuTRENO term, with other terms of the literature, and projections.
+"""Whole layers in plain torch.
 
 =============== ============================================================== ===========================
 kind            what a head of `NeighbourAttention` returns                    source
@@ -29,8 +29,8 @@ from nlflow.errors import InputError, check_choice, check_dense, check_flag, che
 class NeutrenoAttention(nn.Module):
     """Self-attention with the NeuTRENO term, in plain torch.
 
-    Affinities that a softmax computes go through torch's fused attention. The others, and a matrix fidelity, need the
-    matrix of weights, O(N²) memory for each head.
+    Affinities that a softmax computes go through torch's fused attention; the others, and a matrix fidelity, take O(N²)
+    memory for each head.
 
     Parameters
     ----------
@@ -48,7 +48,7 @@ class NeutrenoAttention(nn.Module):
         As for `nlflow.attention.attach`; `semi_implicit` is False by default.
     similarity_removal : float
         τ in [0, 1]: the share of the mean of the tokens that is taken away from them when they enter this layer, unless
-        it is the first; the cure ``similarity-removal`` does it in models that `attach` takes.
+        it is the first.
     causal : bool
         Whether tokens see only those up to themselves.
     dropout : float
@@ -138,13 +138,13 @@ class NeutrenoAttention(nn.Module):
             v0, as the first layer returned it; None in the first layer, which has no term.
         mask : tensor, optional
             (B, N), True for tokens that count; or four axes that broadcast to (B, H, N, N), boolean (True: i sees j) or
-            additive. Means over tokens take that of the first head.
+            additive, of which means over tokens take the first head.
 
         Returns
         -------
         output : tensor of shape (B, N, D)
         first : tensor of shape (B, H, N, D/H)
-            v0, with its graph: pass it on to the layers that follow.
+            v0, with its graph.
         """
         mask = self._pairs(mask, tokens)
         plain = None if mask is None else mask[:, 0]
@@ -215,11 +215,9 @@ def _anchor(first: Tensor | None, value: Tensor) -> Tensor:
 
 
 class SignedProjection(nn.Module):
-    """A projection x W with a symmetric W whose eigenvalues are >= 0 (smoothing), or from -1 to 0 (sharpening).
+    """A projection x W with a symmetric W whose eigenvalues ω are >= 0 (smoothing), or from -1 to 0 (sharpening).
 
-    W = V diag(ω) V^T with V the orthogonal factor of a free matrix Θ. ω = ψ² for smoothing and -min(ψ², 1) for
-    sharpening. The layer X + A X W has the eigenvalues 1 + ω_j α_i, with α of A. For ω > 0 that of α = 1 dominates, and
-    tokens become equal. For -2/(1 + α_min) < ω < 0, with real α, that of α_min dominates.
+    W = V diag(ω) V^T with V the orthogonal factor of a free matrix Θ, and ω = ψ², or -min(ψ², 1) for sharpening.
 
     Parameters
     ----------
@@ -258,13 +256,13 @@ class SignedProjection(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """W, shape (D, D); symmetric. Computed in float32 where parameters are in half precision. O(D³)."""
+        """W, shape (D, D), at least in float32, in O(D³)."""
         basis = torch.linalg.qr(wide(self.theta))[0]
         weight: Tensor = basis * wide(self.eigenvalues) @ basis.T
         return weight.to(self.theta.dtype)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Return x W for tokens of shape (..., D)."""
+        """Return x W."""
         return tokens @ self.weight
 
 
@@ -286,10 +284,9 @@ def differential_start(layer: int) -> float:
 
 
 def doubly_stochastic(logits: Tensor, present: Tensor | None = None, *, iterations: int = 20) -> Tensor:
-    """Return exp(f_i + g_j + l_ij), whose columns and rows were scaled in turn, so many times (arXiv 2110.11773).
+    """Return exp(f_i + g_j + l_ij) after so many scalings of columns and rows in turn (arXiv 2110.11773).
 
-    Rows add up to 1, columns to what that many scalings give. O(N^2) an iteration. `present` is False at padding, which
-    no token sees and whose rows count in no column.
+    Rows add up to 1, columns nearly, in O(N^2) an iteration; `present` is False at padding, which no token sees.
     """
     rows = logits
     if present is not None:
@@ -311,11 +308,11 @@ class NeighbourAttention(WideParameters, NeutrenoAttention):
     Parameters
     ----------
     width, heads : int
-        As for `NeutrenoAttention`. A differential head has two halves of queries and keys, so width / heads is even.
+        As for `NeutrenoAttention`; for differential heads width / heads is even.
     kind : {'value-residual', 'laplacian', 'gated', 'differential', 'sinkhorn'}
         See `nlflow.attention.terms.modules`.
     learned : bool
-        Whether λ₁ and λ₂ of a value residual are learned; both start from 1/2. (λ of a differential head always is.)
+        Whether λ₁ and λ₂ of a value residual are learned; both start from 1/2.
     laplacian : sequence of bool, optional
         Which heads have the Laplacian; the second half of them by default.
     layer : int
@@ -323,8 +320,7 @@ class NeighbourAttention(WideParameters, NeutrenoAttention):
     iterations : int
         Scalings of a doubly stochastic P.
     causal, dropout, bias
-        As for `NeutrenoAttention`. A doubly stochastic P is not causal (it would be the identity), and takes masks of
-        tokens alone.
+        As for `NeutrenoAttention`; a doubly stochastic P is not causal, and takes masks of tokens alone.
 
     Raises
     ------
@@ -407,7 +403,7 @@ class NeighbourAttention(WideParameters, NeutrenoAttention):
     def forward(
         self, tokens: Tensor, first: Tensor | None = None, *, mask: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Return the layer's output, without the residual, and v0; see `NeutrenoAttention.forward`."""
+        """As `NeutrenoAttention.forward`."""
         pairs = self._pairs(mask, tokens)
         query, key, value = self.parts(tokens)
         anchor = _anchor(first, value)

@@ -1,7 +1,4 @@
-"""The NeuTRENO term λ̃ (v0 - v), other terms against over-smoothing, and `LayerTerms`, which holds those of one layer.
-
-Tensors of tokens have shape (..., N, D); averages, values and first values have the same shape.
-"""
+"""The NeuTRENO term and its like."""
 
 from __future__ import annotations
 
@@ -28,8 +25,8 @@ def neutreno(
 ) -> Tensor:
     """Return the NeuTRENO step P v + λ̃ (v0 - v) from the average P v, v and v0 (arXiv 2312.00751, equation 28).
 
-    `semi_implicit`: (P v + λ̃ v0) / (1 + λ̃), stable for every λ̃ >= 0; with symmetric affinities the other form is, up to
-    1 + μ_min(P). `overwrite` lets it write into `average`, where no derivatives are wanted.
+    `semi_implicit`: (P v + λ̃ v0) / (1 + λ̃). `overwrite` lets it write into `average`, where no derivatives are
+    wanted.
     """
     if not isinstance(fidelity, Tensor) and fidelity == 0:
         return average
@@ -61,25 +58,18 @@ class WideParameters(nn.Module):
 
 
 def widest(dtype: torch.dtype | None) -> torch.dtype:
-    """Return the type of what is learned in a layer of numbers of this type (or torch's own): at least float32."""
+    """At least float32."""
     dtype = torch.get_default_dtype() if dtype is None else dtype
     return torch.float32 if dtype.is_floating_point and dtype.itemsize < 4 else dtype
 
 
 def scaled_attention(average: Tensor, uniform: Tensor, weight: Tensor) -> Tensor:
-    """Return AttnScale, (11^T/n + (1 + ω)(A - 11^T/n)) v, from A v, 11^T v / n and one ω for each head.
-
-    (Wang et al. 2022, arXiv 2203.05962.)
-    """
+    """Return AttnScale, (11^T/n + (1 + ω)(A - 11^T/n)) v, from A v and 11^T v / n (arXiv 2203.05962)."""
     return torch.addcmul(average, average - uniform, weight.to(average))
 
 
 def removed_similarity(tokens: Tensor, strength: float, mask: Tensor | None = None, *, causal: bool = False) -> Tensor:
-    """Return (I - τ 11^T/n) x. `mask` and `causal` are those of `averages.uniform_average`.
-
-    Where all see all, the share t of |x|^2 that lies in the mean becomes (1 - τ)^2 t / ((1 - τ)^2 t + 1 - t)
-    (arXiv 2312.06182).
-    """
+    """Return (I - τ 11^T/n) x (arXiv 2312.06182)."""
     return torch.sub(tokens, uniform_average(tokens, tokens.shape[-2], mask, causal), alpha=strength)
 
 
@@ -113,10 +103,9 @@ class FeatScale(WideParameters):
         self.high = nn.Parameter(torch.zeros(width, device=device, dtype=widest(dtype)))
 
     def forward(self, tokens: Tensor, mask: Tensor | None = None, *, causal: bool = False) -> Tensor:
-        """Return the tokens (B, N, D) scaled.
+        """Return the tokens (B, N, D) scaled, with the mean over the tokens that each sees.
 
-        The mean is over the tokens that token i sees by `mask`, which broadcasts to (B, N, N), boolean (True: i sees
-        j) or additive; over those up to i where it is `causal` without a mask.
+        `mask` broadcasts to (B, N, N), boolean (True: i sees j) or additive; `causal` holds without one.
         """
         mean = uniform_average(tokens, tokens.shape[-2], mask, causal)
         return scaled_features(tokens, mean, self.low.to(tokens), self.high.to(tokens))
@@ -124,7 +113,7 @@ class FeatScale(WideParameters):
 
 @dataclass(frozen=True)
 class TermOptions:
-    """What is added to the average of each layer; the fields are the arguments of `nlflow.attention.attach`."""
+    """Arguments of `attach`."""
 
     affinity: str = "softmax"
     learned: bool | str = False
@@ -152,9 +141,9 @@ class LayerTerms(WideParameters):
     ----------
     options : TermOptions
     fidelity : float
-        λ̃ of this layer, or where learning it starts. With a matrix fidelity: the start of 1/σ².
+        λ̃ of this layer, or where learning it starts; with a matrix fidelity the start of 1/σ².
     first : bool
-        Whether the values of this layer are v0. Then it has no fidelity term.
+        Whether the values of this layer are v0.
     causal : bool
         Whether a token sees only the tokens up to itself.
     heads, width : int
@@ -205,7 +194,7 @@ class LayerTerms(WideParameters):
 
     @property
     def fidelity(self) -> float | Tensor:
-        """λ̃ of this layer: a number, or a tensor where it is learned; 0 in the first layer."""
+        """λ̃, a tensor where it is learned; 0 in the first layer."""
         if self.first:
             return 0.0
         if self.owner:
@@ -214,11 +203,11 @@ class LayerTerms(WideParameters):
 
     @property
     def active(self) -> bool:
-        """Whether there is a fidelity term."""
+        """Whether fidelity acts."""
         return not self.first and self.start > 0
 
     def extra_repr(self) -> str:
-        """Return the options, for printing."""
+        """Options, for printing."""
         return f"{self.options.affinity}, fidelity={self.start if not self.first else 0:g}"
 
     def forward(
@@ -233,8 +222,8 @@ class LayerTerms(WideParameters):
     ) -> Tensor:
         """Return the averages (B, H, M, D) with the terms added.
 
-        `values` (B, G, N, D) are v of all tokens that are averaged. `new` and `first`, both (B, G, M, D), are v and v0
-        of the tokens that look. Only a matrix fidelity needs `weights`, P (B, H, M, N).
+        `values` (B, G, N, D) are v of all tokens that are averaged, `new` and `first`, both (B, G, M, D), v and v0 of
+        the tokens that look, `weights` P (B, H, M, N), which a matrix fidelity alone needs.
         """
         heads = averages.shape[1]
         if self.attn_weight is not None:
@@ -253,7 +242,7 @@ class LayerTerms(WideParameters):
         )
 
     def scale_features(self, module: nn.Module, args: Any, output: Tensor) -> Tensor:
-        """Return the output of the output projection scaled by FeatScale: a hook after it."""
+        """Apply FeatScale, as a hook."""
         scaled: Tensor = self.feat(output, self.visible.take(), causal=self.causal)  # type: ignore[misc]  # a hook where it is there
         return scaled
 
@@ -272,10 +261,7 @@ _TOLERANCE = {4: 1e-6, 8: 1e-13}
 
 
 def covariance(weights: Tensor, values: Tensor, average: Tensor) -> Tensor:
-    """Return the local covariances C_i = sum_j P_ij v_j v_j^T - (P v)_i (P v)_i^T, (..., M, D, D).
-
-    O(M N D^2) operations. Half precision gives float32, of a P v that is computed again.
-    """
+    """Return the local covariances C_i = sum_j P_ij v_j v_j^T - (P v)_i (P v)_i^T, (..., M, D, D)."""
     *lead, tokens, width = values.shape
     numbers = 2 * width * width * (tokens + average.shape[-2]) * math.prod(lead)
     remedy = "use shorter or fewer sequences, or a fidelity that is one number"
@@ -293,10 +279,7 @@ def covariance(weights: Tensor, values: Tensor, average: Tensor) -> Tensor:
 
 
 def matrix_step(average: Tensor, first: Tensor, spread: Tensor, variance: Tensor) -> Tensor:
-    """Return P v + C (C + σ² I)^{-1} (v0 - P v): the semi-implicit step with the matrix fidelity Λ̃ = C/σ², O(M D^3).
-
-    This is the local Wiener filter. Half precision is solved in float32.
-    """
+    """Return P v + C (C + σ² I)^{-1} (v0 - P v), the local Wiener filter, in O(M D^3), solved at least in float32."""
     with torch.autocast(spread.device.type, enabled=False):
         spread, mean = wide(spread), wide(average)
         noise = wide(variance) * torch.eye(spread.shape[-1], dtype=spread.dtype, device=spread.device)
@@ -305,16 +288,15 @@ def matrix_step(average: Tensor, first: Tensor, spread: Tensor, variance: Tensor
 
 
 def wide(tensor: Tensor) -> Tensor:
-    """Return a tensor in float32 if it is in half precision, and as it is otherwise."""
+    """At least float32."""
     return tensor.float() if tensor.element_size() < 4 else tensor
 
 
 def local_wiener(weights: Tensor, values: Tensor, average: Tensor, first: Tensor, variance: Tensor) -> Tensor:
     """Return the step of `matrix_step` from P (..., M, N), v (..., N, D), P v and v0 (..., M, D), and σ² > 0.
 
-    By conjugate gradients, to residuals of 1e-6 in float32 and 1e-13 in float64, relative to v0 - P v: O(M N D) time
-    and O(M N) memory for each iteration. Where these do not get there, and for few features, covariances are formed. It
-    has first derivatives.
+    By conjugate gradients, O(M N D) for each iteration; where these do not get there, and for few features, covariances
+    are formed. It has first derivatives.
     """
     if values.shape[-1] > _SMALL:
         found = _by_iterations(weights, values, average, first, variance)
