@@ -1,4 +1,4 @@
-"""Affinities: one averaging operator for each structure of K. `base` is the contract, `choice` chooses among them."""
+"""Affinities: one averaging operator for each structure of K."""
 
 import lazy_loader
 

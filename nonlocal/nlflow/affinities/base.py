@@ -58,7 +58,7 @@ MASS = 1e-6
 
 
 def check_affinity(affinity: Any) -> Affinity:
-    """Return an affinity, or raise `InputError` for anything else."""
+    """Return an affinity, or raise `InputError`."""
     if not isinstance(affinity, Affinity):
         raise InputError(f"affinity: got {type(affinity).__name__}, expected an Affinity; build one with affinity()")
     if not affinity._sound and _of_somebodys_own(affinity):
@@ -72,7 +72,7 @@ def _changed(recipe: Callable[[Array], Any], change: Callable[[Affinity], Affini
 
 
 def _of_somebodys_own(affinity: Affinity) -> bool:
-    """Whether averages or degrees are those of a class that is not the package's, whose tests look at its own."""
+    """Whether averages or degrees are those of a class outside the package."""
     return any(
         not next(one for one in type(affinity).__mro__ if method in vars(one)).__module__.startswith("nlflow.")
         for method in ("_average", "_log_degree")
@@ -80,10 +80,8 @@ def _of_somebodys_own(affinity: Affinity) -> bool:
 
 
 def _check_averages(affinity: Affinity) -> None:
-    """Raise `InputError` unless P has the shape of signals, keeps constants and range, and is as symmetric as it says.
-
-    One average of three channels: ones, and noise twice.
-    """
+    """Raise `InputError` unless P keeps the shape of signals, constants and range, and is as symmetric as it says."""
+    # One average of three channels: ones, and noise twice.
     name, shape = type(affinity).__name__, (*affinity.domain.shape, 3)
     noise = np.random.default_rng(0).uniform(-1, 1, shape)
     noise[..., 0] = 1
@@ -146,18 +144,20 @@ def _within(need: Callable[[], Need], device: Any) -> Iterator[None]:
 class Affinity(ABC):
     """An affinity matrix k_ij on a domain, known through what it does to signals.
 
+    With degree d_i = sum_j w_j k_ij the averaging operator is (Pu)_i = sum_j w_j k_ij u_j / d_i, row-stochastic.
+
     Attributes
     ----------
     domain : Domain
     kernel : Kernel or None
-        None for an affinity given as a matrix.
+        None for a given matrix or graph.
     method : str
         How sums are computed, such as ``dense``; see `nlflow.affinity`.
     reason : str
         Why this method was chosen.
     error_estimate : float
         How far averages are off, over the largest deviation of the signal from the middle of its range; 0 for methods
-        that are exact to rounding. The class of the affinity says whether it is a bound; `measure_error` measures.
+        that are exact to rounding. For ``nufft`` it is an estimate, for the others a bound.
     dtype : dtype or None
         What signals must be; None when they may be float32 or float64.
     device : device or None
@@ -165,12 +165,10 @@ class Affinity(ABC):
     symmetric : bool
         Whether k_ij = k_ji.
     positive_semidefinite : bool
-        Whether k is known to be so; bounds of the spectrum of P are tighter then.
+        Whether k is known to be so.
 
     Notes
     -----
-    With degree d_i = sum_j w_j k_ij the averaging operator is (Pu)_i = sum_j w_j k_ij u_j / d_i, row-stochastic.
-
     A subclass of your own defines ``_average(u)`` (Pu of a checked signal) and ``_log_degree()`` (log d without the
     kernel's amplitude), and ``memory_bytes`` where it keeps more than arrays. Where k is not symmetric, `push` asks for
     ``_push``, and functionals for ``_symmetrized``.
@@ -202,7 +200,7 @@ class Affinity(ABC):
         self._measures: dict[tuple[str, bool, str], tuple[Any, Domain, Array]] = {}
 
     def _push(self, law: Array) -> Array:
-        """Return p P for a checked signal; this form holds for symmetric k, where P is self-adjoint in w d."""
+        """Return p P for a checked signal; only for symmetric k, where P is self-adjoint in w d."""
         if not self.symmetric:
             raise NumericalError(f"{self.method}: p P is not available for this affinity; use method='dense'")
         xp = namespace(law)
@@ -222,21 +220,16 @@ class Affinity(ABC):
         return over_channels(measure, law) * self._average(density) * size
 
     def average(self, u: ArrayT) -> ArrayT:
-        """Return the row average Pu.
+        """Return the row average Pu, with the shape, dtype and device of `u`; integers become float64.
 
         Parameters
         ----------
         u : array of shape ``domain.shape`` or ``domain.shape + (D,)``
 
-        Returns
-        -------
-        array
-            Same shape, dtype and device as `u`; of integers and bool float64.
-
         Raises
         ------
         InputError
-            For a wrong shape or dtype, and for NaN or infinite values.
+            For a wrong shape, dtype or device, NaN and infinity.
         """
         u = self.check_signal("u", u)
         with self.within_memory(u):
@@ -244,7 +237,7 @@ class Affinity(ABC):
             return averaged
 
     def as_signal(self, values: Floats) -> Array:
-        """Return NumPy values with the namespace, dtype and device that this affinity averages."""
+        """Return NumPy values as a signal that this affinity averages."""
         like = self.log_degree
         if is_numpy(like):
             return np.asarray(values, dtype=self.dtype or np.float64)
@@ -252,8 +245,6 @@ class Affinity(ABC):
 
     def push(self, law: Array) -> Array:
         """Return the law of a walker after one more move, (p P)_j = sum_i p_i w_j k_ij / d_i.
-
-        The transpose of `average`. Its mass is that of `law` to 1e-6, or to `error_estimate` where that is more.
 
         Parameters
         ----------
@@ -263,9 +254,9 @@ class Affinity(ABC):
         Raises
         ------
         InputError
-            For a wrong shape or dtype, and for NaN or infinite values.
+            For a wrong shape, dtype or device, NaN and infinity.
         NumericalError
-            When mass would be lost to rounding.
+            If rounding would change the mass by more than 1e-6 or `error_estimate`, or if p P is not known.
         """
         law = self.check_signal("law", law)
         with self.within_memory(law):
@@ -274,7 +265,7 @@ class Affinity(ABC):
         return pushed
 
     def _check_mass(self, law: Array, pushed: Array) -> None:
-        """Raise `NumericalError` where a law has another mass than before it was pushed."""
+        """Raise `NumericalError` if the mass of a law has changed."""
         xp, axes = namespace(law), tuple(range(len(self.domain.shape)))
         before, size, after = (xp.sum(values, axis=axes, dtype=xp.float64) for values in (law, xp.abs(law), pushed))
         allowed = max(MASS, self.error_estimate) * size
@@ -299,10 +290,7 @@ class Affinity(ABC):
             )
 
     def check_kind(self, name: str, array: Array) -> Array:
-        """Return an array of the namespace, dtype, device and shape that are averaged, or raise `InputError`.
-
-        Its numbers are not looked at, for which a device would wait.
-        """
+        """Return an array of the right kind and shape, or raise `InputError`; its numbers are not looked at."""
         check_signal_like(name, array)
         self._check_device(name, array)
         self.domain.check_shape(name, array)
@@ -327,21 +315,18 @@ class Affinity(ABC):
 
     @property
     def log_degree(self) -> Array:
-        """Logarithm of the degree, log d_i, shape ``domain.shape``."""
+        """Log d_i, shape ``domain.shape``."""
         with self.within_memory():
             return self._log_degree() + self._log_scale
 
     @property
     def degree(self) -> Array:
-        """d_i = sum_j w_j k_ij, shape ``domain.shape``.
-
-        Of this affinity's own k. J, E and their flows take K = k + k^T, whose degree is twice this one where k is
-        symmetric.
+        """d_i = sum_j w_j k_ij, shape ``domain.shape``; functionals take that of K = k + k^T.
 
         Raises
         ------
         NumericalError
-            When that of some node overflows or underflows; ``log_degree`` always exists.
+            If one overflows or underflows; take ``log_degree`` then.
         """
         log_degree = self.log_degree
         xp = namespace(log_degree)
@@ -355,12 +340,12 @@ class Affinity(ABC):
         return xp.exp(log_degree)
 
     def log_total(self) -> float:
-        """Return log sum_i w_i d_i, which exists where the sum of degrees is out of range."""
+        """Return log sum_i w_i d_i."""
         highest, mass = numbers(*self.total_parts())
         return highest + math.log(mass)
 
     def total_parts(self) -> tuple[Array, Array]:
-        """Return a and s with `log_total` = a + log s, which may still lie on a device."""
+        """Return a and s with `log_total` = a + log s, still on their device."""
         log_degree = self.log_degree
         xp = namespace(log_degree)
         highest = xp.max(log_degree)
@@ -368,7 +353,13 @@ class Affinity(ABC):
         return highest, xp.sum(weights * xp.exp(log_degree - highest), dtype=xp.float64)
 
     def symmetrized(self) -> Affinity:
-        """Return the affinity of K = k + k^T, as functionals use it; 2k for a symmetric one, without a copy."""
+        """Return the affinity of K = k + k^T, which functionals use; 2k for a symmetric one.
+
+        Raises
+        ------
+        NumericalError
+            If this affinity does not know it.
+        """
         if self.symmetric:
             return self.scaled(2.0)
         result: Affinity = self._symmetrized()
@@ -384,21 +375,19 @@ class Affinity(ABC):
         Parameters
         ----------
         memory_limit : float, optional
-            Bytes; half of the physical memory by default. 48 bytes an edge are needed in float32, 68 in float64, and 14
-            more where k is not symmetric.
+            Bytes; half of the physical memory by default.
 
         Returns
         -------
         scipy.sparse.csr_array of shape (N, N)
-            Symmetric to the last bit, rows sorted, without diagonal and zeros, in the dtype of the affinity (float64
-            where it has none); nodes are numbered in C order.
+            Symmetric, rows sorted, without diagonal and zeros; nodes are numbered in C order.
 
         Raises
         ------
         InputError
             For methods that do not list edges, such as ``convolution`` and ``pairwise``, and for torch features.
         MemoryLimitError
-            Before the edges are listed.
+            If the list of edges would pass the limit.
         NumericalError
             When the weights overflow.
         """
@@ -415,16 +404,14 @@ class Affinity(ABC):
         return functional_graph(both._edges(), self.domain.weights.ravel().astype(dtype), both._log_scale)
 
     def measure_error(self, u: Array | None = None, *, samples: int = 100, rng: Any = 0) -> float:
-        """Return how far averages are off at sampled nodes, against exact sums over all nodes.
-
-        For the methods that approximate (``sparse``, ``nufft``, ``lowrank``, and ``pairwise`` with a tolerance).
-        O(samples N d) time.
+        """Return how far averages are off at sampled nodes, against exact sums; O(samples N d).
 
         Parameters
         ----------
         u : array of shape ``domain.shape`` or ``domain.shape + (D,)``, optional
             The signal; white noise by default.
         samples : int
+            Number of nodes.
         rng : int or numpy.random.Generator
             Which nodes, and which noise.
 
@@ -436,7 +423,7 @@ class Affinity(ABC):
         Raises
         ------
         InputError
-            For a method that is exact to rounding, for k + k^T of a k that is not symmetric, and for a constant signal.
+            For methods that are exact to rounding, symmetrized affinities, and constant signals.
         """
         if self._exact is None and self.error_estimate > 0:
             raise InputError(
@@ -461,7 +448,7 @@ class Affinity(ABC):
         return float(np.abs(sums / totals[:, None] + middle - average[rows]).max()) / size
 
     def scaled(self, factor: float) -> Self:
-        """Return the affinity of factor * k; shares all data."""
+        """Return the affinity of factor * k."""
         factor = check_number("factor", factor, minimum=0, strict=True)
         result = copy.copy(self)
         result._log_scale = self._log_scale + math.log(factor)
@@ -469,19 +456,13 @@ class Affinity(ABC):
         return result
 
     def _evolve(self, other: Affinity, change: Callable[[Affinity], Affinity]) -> None:
-        """Let another affinity evolve as this one does, with a change to each."""
+        """Let another affinity evolve as this one does, with a change."""
         recipe = self._recipe
         if recipe is not None:
             other._recipe = partial(_changed, recipe, change)
 
     def item(self, *index: int) -> Affinity:
-        """Return the affinity of one item of a `Batch`.
-
-        Raises
-        ------
-        InputError
-            Where there is no such item, or no batch.
-        """
+        """Return the affinity of one item of a `Batch`; `InputError` where there is none."""
         leading = self.domain.leading
         fits = len(index) == len(leading) > 0
         numbers = tuple(check_integer("item", i) for i in index)
@@ -492,12 +473,12 @@ class Affinity(ABC):
         return result
 
     def _item(self, index: tuple[int, ...]) -> Affinity:
-        """Return the affinity of one item; only asked of those that know batches."""
+        """Return the affinity of one item."""
         raise NotImplementedError  # pragma: no cover - whoever knows batches has it
 
     @property
     def evolves(self) -> bool:
-        """Whether the kernel compares features that can be taken from a signal."""
+        """Whether `update` is possible."""
         return self._recipe is not None
 
     def update(self, u: Array) -> Affinity:
@@ -506,7 +487,7 @@ class Affinity(ABC):
         Raises
         ------
         InputError
-            When the kernel compares node positions, a given matrix, or queries of their own, which no signal changes.
+            If the affinity was not built from features that are keys and queries at once.
         """
         if self._recipe is None:
             raise InputError(
@@ -516,11 +497,11 @@ class Affinity(ABC):
         return self._updated(check_array("features", u) if is_tensor(u) else u)
 
     def settle(self) -> None:  # noqa: B027  # a hook: most have nothing to ask
-        """Ask the device for what decides how sums are computed, so that no flow has to wait for it."""
+        """Ask the device now for what decides how sums are computed."""
 
     @property
     def takes_unsound(self) -> bool:
-        """Whether a flow may let it follow a signal that turns out not to be finite: averages are NaN then."""
+        """Whether it can follow a signal that is not finite: averages are NaN then."""
         return False
 
     def _updated(self, u: Array) -> Affinity:
@@ -539,7 +520,7 @@ class Affinity(ABC):
     def measure(self, metric: str, like: Array, *, by_item: bool = False) -> Array:
         """Return the node measure of a metric in float64: w_i (``l2``) or w_i d_i / sum w d (``degree``).
 
-        The second is a stationary law of P when k is symmetric. With `by_item` all items of a batch have the same mass.
+        With `by_item` the items of a batch have the same mass in the second.
         """
         if is_numpy(like):
             return self._measured(metric, like, by_item)
@@ -569,10 +550,7 @@ class Affinity(ABC):
         return mass / xp.sum(mass)
 
     def mean(self, u: Array, metric: str) -> Array:
-        """Return the mean of `u` in the measure of a metric, broadcastable to `u`.
-
-        One number for each channel, and for each item of a batch.
-        """
+        """Return the mean of each channel, and of each item of a batch, in the measure of a metric."""
         xp, measure, leading = namespace(u), self.measure(metric, u, by_item=True), len(self.domain.leading)
         if not leading:
             return mean_over_nodes(u, measure / xp.sum(measure))
@@ -584,7 +562,7 @@ class Affinity(ABC):
         return f"<{type(self).__name__} {self.kernel!r} on {nodes} nodes, method={self.method!r}, {shown.tags(self)}>"
 
     def _repr_html_(self) -> str:
-        """Return it for a notebook: what it says, and a row of P for up to 4096 nodes, which is one move of a law."""
+        """Return it for a notebook: what it says, and a row of P."""
         return card(type(self).__name__, shown.said(self), shown.row_pictured(self))
 
     # ---- what the structure of K says: a subclass defines the first two, and what it knows of the others
@@ -599,14 +577,12 @@ class Affinity(ABC):
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes that the affinity keeps: those of the arrays among its attributes, its domain and its kernel apart."""
+        """Bytes that the affinity keeps."""
         return kept_bytes([value for name, value in vars(self).items() if name not in ("domain", "kernel")])
 
     def within_memory(self, u: Array | None = None) -> AbstractContextManager[None]:
-        """Turn "out of memory" of the device of tensors into `MemoryLimitError`, with the nodes that fit.
-
-        Products of tensors keep the digits of their dtype meanwhile, also under `torch.autocast`.
-        """
+        """Turn a device's "out of memory" into `MemoryLimitError`."""
+        # Products of tensors keep the digits of their dtype meanwhile, also under `torch.autocast`.
         if self.device is None:
             return nullcontext()
         return _within(lambda: self._need(u), self.device)
@@ -628,7 +604,7 @@ class Affinity(ABC):
         )  # fmt: skip
 
     def _log_degree_for(self, u: Array) -> Array:
-        """Return log d without the amplitude, in the precision that averages of the signal `u` are computed in."""
+        """Return log d without the amplitude, in the precision of averages of `u`."""
         return self._log_degree()
 
     def _log_degree_wide(self) -> Array:
@@ -639,23 +615,20 @@ class Affinity(ABC):
         return self._log_degree()
 
     def _log_transitions(self) -> Floats | None:
-        """Return log P_ij, shape (N, N), with -inf where k is 0 and finite numbers where P underflows; None if unknown.
+        """Return log P_ij, (N, N), with -inf where k is 0 and finite numbers where P underflows; None if unknown.
 
         Only asked of affinities that are not symmetric.
         """
         return None
 
     def known_spectrum(self) -> Floats | None:
-        """Return the eigenvalues of P, that of constants (1) first, where the structure tells them.
-
-        Each is there at least once; not as often as it has eigenvectors. Where they are known the degree is the same at
-        all nodes.
-        """
+        """Return the eigenvalues of P, that of constants (1) first; None where they are not known."""
+        # Each is there at least once; not as often as it has eigenvectors. Where they are known the degree is constant.
         return None
 
     @property
     def laws_have_more_digits(self) -> bool:
-        """Whether `push` is computed in a higher precision than `average`, so that it says more about P."""
+        """Whether `push` is computed in a higher precision than `average`."""
         return False
 
     @property
@@ -679,14 +652,14 @@ class Affinity(ABC):
         return None
 
     def _symmetrized(self) -> Any:
-        """Return the affinity of K = k + k^T; only asked of non-symmetric ones."""
+        """Return the affinity of K = k + k^T, for a k that is not symmetric."""
         raise NumericalError(f"{self.method}: K = k + k^T is not available for this affinity; use method='dense'")
 
     # ---- what checkpoints need; other answers where nodes are shared out among processes (`nlflow.affinities.sharded`)
 
     @property
     def whole_shape(self) -> tuple[int, ...]:
-        """The node shape of the domain of all processes."""
+        """Node shape over all processes."""
         return self.domain.shape
 
     def whole(self, u: Array) -> NDArray[Any]:
@@ -694,21 +667,18 @@ class Affinity(ABC):
         return to_numpy(u)
 
     def own(self, whole: NDArray[Any], like: Array) -> Array:
-        """Return this process's part of a NumPy array of all nodes, with the kind of `like`."""
+        """Return this process's part of a NumPy array of all nodes."""
         return kept_like(whole, like)
 
     def formed(self, rows: Callable[[int, int], Floats], like: Array) -> Array:
-        """Return a signal that each process forms of its own nodes, with the kind of `like`.
-
-        `rows` returns the rows (count, D) of the nodes from a first one on, in the order of all nodes.
-        """
+        """Return a signal from ``rows(first, count)``, which gives the rows (count, D) of some nodes."""
         return constant_like(rows(0, self.domain.size).reshape(tuple(like.shape)), like)
 
     def agreed(self, answer: bool) -> bool:
-        """Return what the process that writes files thinks."""
+        """Return the writing process's answer."""
         return answer
 
     def writes(self, step: int) -> bool:
-        """Whether this process writes files; raise `FileFormatError` where processes stand at different steps."""
+        """Whether this process writes files; `FileFormatError` if processes stand at different steps."""
         del step
         return True

@@ -1,4 +1,4 @@
-"""Affinities of a batch from those of its items, by any method."""
+"""Affinities of a batch from those of its items."""
 
 from __future__ import annotations
 
@@ -15,14 +15,7 @@ from nlflow.errors import check_generator
 
 
 class BatchAffinity(Affinity):
-    """The block-diagonal affinity of a batch, whose items are averaged one after another.
-
-    Parameters
-    ----------
-    domain : Batch
-    items : list of Affinity
-        One for each item in C order; one object may stand for many.
-    """
+    """The block-diagonal affinity of a batch from affinities of its items, in C order."""
 
     def __init__(self, domain: Domain, items: list[Affinity]) -> None:
         first = items[0]
@@ -37,7 +30,7 @@ class BatchAffinity(Affinity):
 
     @property
     def tracked(self) -> bool:
-        """Whether it was made from tensors that require a gradient."""
+        """See `Affinity.tracked`."""
         return any(item.tracked for item in self._items)
 
     def _each(self, u: Array) -> Iterator[tuple[Affinity, Array]]:
@@ -73,17 +66,9 @@ class BatchAffinity(Affinity):
         return sparse.csr_array(sparse.block_diag([graph(item) for item in self._items], format="csr"))
 
     def measure_error(self, u: Array | None = None, *, samples: int = 100, rng: Any = 0) -> float:
-        """Return the largest error of the averages of any item; see `Affinity.measure_error`.
-
-        Each item is measured at so many of its own nodes, over the largest deviation of its own part of the signal.
-        Items where that is constant, and those that are exact to rounding, are left out. O(items samples N d) time, N
-        nodes to an item.
-
-        Raises
-        ------
-        InputError
-            Where all items are exact to rounding, and for a signal that is constant in all the others.
-        """
+        """Return the largest error of the averages of any item; see `Affinity.measure_error`."""
+        # Each item is measured at so many of its own nodes, over the deviation of its own part of the signal. Items
+        # where that is constant, and those that are exact to rounding, are left out.
         if all(item._exact is None for item in self._items):
             return super().measure_error(u, samples=samples, rng=rng)  # which says so
         rng = check_generator(rng)

@@ -14,7 +14,7 @@ from nlflow.errors import InputError, check_floats, check_integer
 
 
 class Blocks(Domain):
-    """Groups of nodes without places: node (g, i) is member i of group g; its position is that pair of numbers.
+    """Groups of nodes without places: node (g, i) is member i of group g.
 
     Parameters
     ----------
@@ -38,33 +38,24 @@ class Blocks(Domain):
 
     @property
     def nodes(self) -> Floats:
-        """Numbers of group and member, shape (N, 2)."""
+        """(N, 2)."""
         return np.stack([i.ravel() for i in np.indices(self.shape)], axis=1).astype(np.float64)
 
     @property
     def weights(self) -> Floats:
-        """Quadrature weights, shape (G, n)."""
+        """(G, n)."""
         return np.ones(self.shape) if self._weights is None else self._weights
 
 
 class BlockAffinity(Affinity):
-    """Groups of n nodes: within a group every pair has the affinity 1/n, between groups there is none.
-
-    P replaces each member by the mean of its group, and every degree is 1. O(N D) time an average, O(N) memory. With
-    weights w_i it is the weighted mean, and the affinity in a group is 1 / sum w.
+    """Groups of n nodes: P replaces each member by the (weighted) mean of its group, and degrees are 1.
 
     Parameters
     ----------
     groups, members : int
         G and n; signals have shape ``(G, n)`` or ``(G, n, D)``.
     weights : array_like or tensor of shape (G, n), optional
-        Weights w_i > 0 of the members, which are the domain's. A torch tensor makes the affinity one for tensors of its
-        dtype and device.
-
-    Raises
-    ------
-    InputError
-        For a wrong shape, and for weights that are not > 0 and finite.
+        Weights w_i > 0 of the members. A torch tensor makes the affinity one for tensors of its dtype and device.
 
     Examples
     --------
@@ -114,7 +105,7 @@ class BlockAffinity(Affinity):
         return np.zeros(self.domain.shape) if self._zeros is None else self._zeros
 
     def known_spectrum(self) -> Floats | None:
-        """Return the eigenvalues of P: 1, again where there are other groups, and 0 within groups."""
+        """See `Affinity.known_spectrum`."""
         groups, members = self.domain.shape
         return np.array([1.0] + [1.0] * (groups > 1) + [0.0] * (members > 1))
 

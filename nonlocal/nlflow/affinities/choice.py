@@ -1,4 +1,4 @@
-"""The choice of an affinity: which structure of K serves a kernel on a domain, and why."""
+"""Which structure of K serves a kernel on a domain, and why."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ _DIRECT_WEIGHTS = 60
 
 @dataclass(frozen=True)
 class Asked:
-    """What was asked for: the arguments of `nlflow.affinity`."""
+    """The arguments of `affinity`."""
 
     kernel: Any
     domain: Domain
@@ -71,7 +71,7 @@ class Asked:
 
 @dataclass(frozen=True)
 class Pairs:
-    """A kernel that compares queries (N, d) with keys (N, d): features as the kernel maps them, or node positions."""
+    """A kernel that compares queries (N, d) with keys (N, d), mapped features or node positions."""
 
     asked: Asked
     queries: Array
@@ -79,7 +79,7 @@ class Pairs:
 
     @property
     def among(self) -> tuple[Kernel, Domain, Array, Array]:
-        """What every method that compares queries with keys is built from."""
+        """Kernel, domain, queries, keys."""
         return self.asked.kernel, self.asked.domain, self.queries, self.keys
 
     @property
@@ -165,36 +165,28 @@ def affinity(
     domain : Grid, Points or Batch
     features : array of shape ``domain.shape`` or ``domain.shape + (d,)``, optional
         What the kernel compares: keys for `ExpDotProduct`, the image or signal for `Patch`, feature vectors for radial
-        kernels. Radial kernels compare node positions when it is left out. On a `Batch` the shape of an item, with its
-        channels, after leading axes that broadcast: features (N, d) are those of all items.
+        kernels, which compare node positions by default. On a `Batch` the axes of an item come after leading axes that
+        broadcast.
     queries : array like `features`, optional
         Queries of a dot product; the features themselves by default.
     method : {'auto', 'dense', 'pairwise', 'tiled', 'sparse', 'nufft', 'lowrank', 'stencil', 'convolution'}
-        How sums are computed. On grids, for positions and patches: ``stencil`` sums over a window, ``convolution``
-        transforms. Between scattered nodes or features, exact: ``dense`` stores the matrix, ``pairwise`` computes its
-        entries anew at each average (of radial kernels those that `rtol` leaves in, where it is given), and so does
-        ``tiled`` for torch tensors, on their device. Approximate, to `rtol`:
-        ``sparse`` stores the pairs within reach of a radial kernel, ``nufft`` is for Gaussians in up to three
-        dimensions (``pip install 'nlflow[nufft]'``), ``lowrank`` for positive definite kernels in many.
-
-        ``auto`` takes the stencil for patch kernels and small windows, the convolution for other position kernels on
-        grids. Of pairs it takes the dense matrix up to 2048 nodes, and exact sums without a matrix beyond, or with
-        `rtol` what is estimated to be the fastest; beyond, too, a matrix for kernels that are not compiled, and for
-        masks of NumPy features. ``reason`` of the result says why.
+        How sums are computed; ``reason`` of the result tells what ``auto`` chose, and why. On grids, for positions and
+        patches: ``stencil`` sums over a window, ``convolution`` transforms. Between scattered nodes or features, exact:
+        ``dense`` stores the matrix, O(N^2) memory; ``pairwise`` and, for torch tensors, ``tiled`` compute its entries
+        anew at each average. Approximate, to `rtol`: ``sparse`` stores the pairs within reach of a radial kernel,
+        ``nufft`` is for Gaussians in up to three dimensions (``pip install 'nlflow[nufft]'``), ``lowrank`` for positive
+        semidefinite kernels.
     window : int, optional
         Truncate a position kernel on a grid to offsets of at most this many nodes along each axis.
     store : bool
-        Keep the weights of a patch stencil (half of them, 4 (2 r + 1)^2 / 2 bytes a node in float32); with False they
-        are computed anew at each average.
+        Keep the weights of a patch stencil; False computes them anew at each average.
     rtol : float, optional
-        How far averages may be off, over the largest deviation of a signal from the middle of its range, for methods
-        that approximate; exact to rounding by default, 1e-6 where such a method is asked for by name. What was reached
-        is ``error_estimate`` of the result.
+        How far averages may be off, over the largest deviation of a signal from the middle of its range. By default
+        sums are exact to rounding; methods that approximate take 1e-6.
     mask : Mask, optional
-        Which nodes see each other: causal, a window, padding, a rule; for features that are compared in all pairs.
+        Which nodes see each other, where features or scattered nodes are compared.
     precision : {'float64', 'float32', 'bfloat16', 'float16'}, optional
-        What torch features and signals are rounded to inside averages, which are fused attention in half precision;
-        that of the features by default. Signals keep their dtype.
+        What torch features and signals are rounded to inside averages; that of the features by default.
     memory_limit : float, optional
         Bytes; half of the physical memory by default, for features on a GPU what is free there.
 
@@ -205,17 +197,17 @@ def affinity(
     Raises
     ------
     InputError
-        When the kernel, the domain and the method do not go together, or for unusable features.
+        When kernel, domain and method do not go together, or for unusable features.
     MemoryLimitError
-        When what is needed would pass the limit, with the bytes and the remedy.
+        When what is needed would pass the limit.
     NumericalError
         When a method that was asked for does not reach `rtol`.
 
     Warns
     -----
     NlflowWarning
-        When a window larger than the grid is shrunk, when nodes see no other node, when a mask leaves a node none, and
-        when rounding of features to half precision may move weights far.
+        When a window is shrunk to the grid, when nodes see no other node, and when rounding to half precision may move
+        weights far.
 
     Examples
     --------
@@ -479,7 +471,7 @@ def _features(asked: Asked) -> Affinity:
 
 
 def from_pairs(pairs: Pairs) -> Affinity:
-    """Return the affinity of a kernel that compares queries with keys, all with all or as a mask says."""
+    """Return the affinity of a kernel between queries and keys."""
     from nlflow.affinities.pair_sums import not_compiled
 
     asked, keys = pairs.asked, pairs.keys
@@ -530,7 +522,7 @@ def from_pairs(pairs: Pairs) -> Affinity:
 
 
 def _check_symmetric(kernel: Kernel, queries: Array, keys: Array) -> None:
-    """Raise `InputError` when a kernel that is said to be symmetric is not, between a few of the nodes."""
+    """Raise `InputError` if a kernel that is said to be symmetric is not, between a few of the nodes."""
     if queries is not keys or not kernel.symmetric:
         return
     few = keys[:: max(1, len(keys) // _SAMPLED)]
@@ -545,7 +537,7 @@ def _check_symmetric(kernel: Kernel, queries: Array, keys: Array) -> None:
 
 
 def at_once(kernel: Kernel, features: Any, method: str) -> bool:
-    """Tell whether one affinity serves a batch whole; of the others there is one for each item."""
+    """Tell whether one affinity serves a batch whole."""
     return (
         is_tensor(features)
         and isinstance(kernel.compared, RadialKernel | ExpDotProduct)
@@ -566,7 +558,7 @@ def _on_tensors(method: str, pairs: Pairs) -> Affinity:
 
 
 def _costs(pairs: Pairs) -> dict[str, float]:
-    """Estimate the nanoseconds of an average of one channel for every method that may serve."""
+    """Estimate the nanoseconds of an average of one channel for each method that may serve."""
     from nlflow.affinities.neighbours import count_neighbours
     from nlflow.affinities.nonuniform import count_modes
     from nlflow.affinities.pair_sums import WIDEST, PairSums

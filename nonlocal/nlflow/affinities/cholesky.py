@@ -1,9 +1,8 @@
-"""Randomly pivoted Cholesky: K = F F^T + R of a positive definite kernel with k(x, x) = 1, and what R does to averages.
+"""Randomly pivoted Cholesky, K = F F^T + R of a positive definite kernel, and what R does to averages."""
 
-R is positive semidefinite, so |R_pq| <= sqrt(R_pp R_qq), and its diagonal falls out of the factorization: the error of
-every average is bounded by numbers that are at hand (Chen, Epperly, Tropp and Webber, arXiv 2207.06503; blocks by
-rejection: Epperly, Tropp and Webber, arXiv 2410.03969).
-"""
+# R is positive semidefinite, so |R_pq| <= sqrt(R_pp R_qq), and its diagonal falls out of the factorization: the error
+# of every average is bounded by numbers that are at hand (Chen, Epperly, Tropp and Webber, arXiv 2207.06503; blocks by
+# rejection: Epperly, Tropp and Webber, arXiv 2410.03969).
 
 from __future__ import annotations
 
@@ -27,7 +26,7 @@ TILE = 2048
 
 
 def over_tiles(function: Callable[[slice], T], size: int, tile: int = TILE) -> list[T]:
-    """Return `function` of each tile of `size` points, in order; tiles share the threads, each is computed by one."""
+    """Return `function` of each tile of `size` points, in order, computed by threads."""
     tiles = [slice(start, min(start + tile, size)) for start in range(0, size, tile)]
     with one_blas_thread() as threads:
         workers = min(threads, len(tiles) // 4)  # to start a thread costs more than a few tiles
@@ -45,15 +44,10 @@ _EPS = float(np.finfo(np.float64).eps)
 
 
 class Sum(NamedTuple):
-    """One sum for each node, scale_i sum_j weights_j k(p_i, q_j), in which points of the factor appear.
+    """One sum for each node, scale_i sum_j weights_j k(p_i, q_j), of points of the factor."""
 
-    Attributes
-    ----------
-    rows, columns : slice
-        Which points of the factor are p_i and q_j.
-    scale, weights : array of shape (N,)
-        In [0, 1]; factors of the size of exp(logit) are taken out, in log space, by whoever makes the sum.
-    """
+    # - rows, columns : slices of the points, which are p_i and q_j
+    # - scale, weights : (N,), in [0, 1]; factors of the size of exp(logit) are taken out, in log space
 
     rows: slice
     columns: slice
@@ -62,25 +56,19 @@ class Sum(NamedTuple):
 
 
 class Factor:
-    """F of K ~ F F^T, shape (M, rank), as blocks of columns, and what is known of R = K - F F^T.
+    """F of K ~ F F^T, (M, rank), as blocks of columns, and what is known of R = K - F F^T."""
 
-    In exact arithmetic R is positive semidefinite. With rounding let gamma bound the errors of F F^T in the columns of
-    the pivots S, which is what Cholesky's method keeps small, and let W = F F_S^-1 be the weights with which the pivots
-    interpolate the other points. Then Q_pq = (e_p - W_p) K (e_q - W_q)^T, which is positive semidefinite for any W and
-    0 at pivots, differs from R_pq by W_p E W_q^T - W_p e_q^T - e_p W_q^T with entries of E and e below gamma, so that
-
-        |R_pq| <= sqrt(Q_pp Q_qq) + gamma g_p g_q,     Q_pp <= R_pp + gamma g_p^2,     g_p = 1 + sum_s |W_ps|.
-
-    Attributes
-    ----------
-    columns : list of array of shape (M, block)
-    residual : array of shape (M,)
-        Diagonal of R.
-    growth : array of shape (M,)
-        g for the pivots of the last `interpolate`; 1 before.
-    pivots : list of int
-        S, in the order of the columns; F_S is lower triangular.
-    """
+    # In exact arithmetic R is positive semidefinite. With rounding let gamma bound the errors of F F^T in the columns
+    # of the pivots S, which is what Cholesky's method keeps small, and let W = F F_S^-1 be the weights with which the
+    # pivots interpolate the other points. Then Q_pq = (e_p - W_p) K (e_q - W_q)^T, which is positive semidefinite for
+    # any W and 0 at pivots, differs from R_pq by W_p E W_q^T - W_p e_q^T - e_p W_q^T with entries of E and e below
+    # gamma, so that
+    #
+    #     |R_pq| <= sqrt(Q_pp Q_qq) + gamma g_p g_q,     Q_pp <= R_pp + gamma g_p^2,     g_p = 1 + sum_s |W_ps|.
+    #
+    # - residual : (M,), the diagonal of R
+    # - growth : (M,), g for the pivots of the last `interpolate`; 1 before
+    # - pivots : S, in the order of the columns; F_S is lower triangular
 
     def __init__(self, points: int, reach: float) -> None:
         self.columns: Columns = []
@@ -96,12 +84,12 @@ class Factor:
 
     @property
     def rounding(self) -> float:
-        """Gamma: rounding of inner products of unit vectors, and of the places of the points."""
+        """Gamma: rounding of inner products of unit vectors, and of the points."""
         return _EPS * (4 + math.sqrt(self.rank) + 4 * self._reach)
 
     @property
     def root(self) -> Floats:
-        """Bound of sqrt(Q_pp), shape (M,)."""
+        """Bound of sqrt(Q_pp)."""
         root = np.sqrt(self.residual + self.rounding * self.growth**2)
         root[self.pivots] = 0
         return root
@@ -118,7 +106,7 @@ class Factor:
         return kernel
 
     def interpolate(self) -> None:
-        """Find how much the interpolation from the pivots amplifies rounding, 1 + sum |W|; O(M rank^2) time."""
+        """Find 1 + sum |W|, how much interpolation from the pivots amplifies rounding; O(M rank^2)."""
         from scipy.linalg import solve_triangular
 
         triangle = np.concatenate(self.rows(np.array(self.pivots, dtype=np.int64)), axis=1)
@@ -131,7 +119,7 @@ class Factor:
         self.growth = np.concatenate(over_tiles(growth, len(self.residual)))
 
     def append(self, block: Floats, pivots: NDArray[np.int64], triangle: Floats) -> None:
-        """Add columns and their pivots, whose rows of them are `triangle`; earlier pivots have nothing left."""
+        """Add columns and their pivots, whose rows of them are `triangle`."""
         block[self.pivots] = 0
         block[pivots] = triangle
         self.columns.append(block)
@@ -141,13 +129,13 @@ class Factor:
         self.residual[pivots] = 0
 
     def stored_as(self, dtype: Any) -> None:
-        """Round the columns to a dtype, one block after another, so that no second factor exists."""
+        """Round the columns to a dtype, block by block to save memory."""
         for number, block in enumerate(self.columns):
             self.columns[number] = block.astype(dtype, copy=False)
 
 
 def gram_product(columns: Columns, left: slice, right: slice, v: Floats) -> Floats:
-    """Return F[left] F[right]^T v for v of shape (N, D), in float64; O(N rank D)."""
+    """Return F[left] F[right]^T v for v of shape (N, D), in float64."""
 
     def inner(tile: slice) -> list[Floats]:
         return [block[right][tile].astype(np.float64, copy=False).T @ v[tile] for block in columns]
@@ -171,28 +159,22 @@ def degrees(columns: Columns, sums: tuple[Sum, ...]) -> list[Floats]:
 
 @dataclass(frozen=True)
 class Bound:
-    """What R can do to the averages (Pu)_i = sum_j w_j K_ij u_j / d_i of a matrix K = F F^T + R.
+    """What R can do to the averages (Pu)_i = sum_j w_j K_ij u_j / d_i of a matrix K = F F^T + R."""
 
-    With the average ^P of F F^T and its degree ^d,
-
-        (^Pu - Pu)_i = -sum_j w_j R_ij (u_j - (Pu)_i) / ^d_i,
-
-    and |u_j - (Pu)_i| <= max u - min u = 2 max|u - c| with c halfway between them, so that
-
-        |(^Pu - Pu)_i| <= 2 a_i / ^d_i max|u - c|,     a_i >= sum_j w_j |R_ij|.
-
-    By Cauchy and Schwarz a_i = sqrt(R_ii) sum_j w_j sqrt(R_jj), with what rounding adds (`Factor`). The exact degree is
-    nowhere needed; it lies within ^d_i -+ a_i. The same number bounds sum_j |^P_ij - P_ij|.
-
-    Attributes
-    ----------
-    value : float
-        max_i 2 a_i / ^d_i with what rounding adds; infinite while a degree is not positive.
-    least : float
-        What rounding alone leaves at any rank.
-    upper : array of shape (N,)
-        ^d_i + a_i >= d_i.
-    """
+    # With the average ^P of F F^T and its degree ^d,
+    #
+    #     (^Pu - Pu)_i = -sum_j w_j R_ij (u_j - (Pu)_i) / ^d_i,
+    #
+    # and |u_j - (Pu)_i| <= max u - min u = 2 max|u - c| with c halfway between them, so that
+    #
+    #     |(^Pu - Pu)_i| <= 2 a_i / ^d_i max|u - c|,     a_i >= sum_j w_j |R_ij|.
+    #
+    # By Cauchy and Schwarz a_i = sqrt(R_ii) sum_j w_j sqrt(R_jj), with what rounding adds (`Factor`). The exact degree
+    # is nowhere needed; it lies within ^d_i -+ a_i. The same number bounds sum_j |^P_ij - P_ij|.
+    #
+    # - value : max_i 2 a_i / ^d_i with what rounding adds; infinite while a degree is not positive
+    # - least : what rounding alone leaves at any rank
+    # - upper : (N,), ^d_i + a_i >= d_i
 
     value: float
     least: float
@@ -200,21 +182,11 @@ class Bound:
 
     @classmethod
     def of(cls, factor: Factor, sums: tuple[Sum, ...], degree: list[Floats], stored: float, logits: float) -> Bound:
-        """Bound the error of a factor.
-
-        Parameters
-        ----------
-        factor : Factor
-        sums : tuple of Sum
-            Added up they are the degree.
-        degree : list of array of shape (N,)
-            That of F F^T for each sum.
-        stored : float
-            Relative rounding of the entries of F where it is kept; twice that is the error of an inner product of rows,
-            since none is longer than 1.
-        logits : float
-            Relative error of scales and weights: how exact the logarithms are.
-        """
+        """Bound the error of a factor."""
+        # - sums : added up they are the degree; `degree` is that of F F^T for each of them
+        # - stored : relative rounding of the entries of F where it is kept; twice that is the error of an inner product
+        #   of rows, since none is longer than 1
+        # - logits : relative error of scales and weights: how exact the logarithms are
         root, growth = factor.root, factor.growth
         truncated = rounded = total = np.zeros_like(degree[0])
         for s, d in zip(sums, degree, strict=True):
@@ -233,14 +205,12 @@ class Bound:
 def _pivot_law(
     factor: Factor, sums: tuple[Sum, ...], upper: Floats, floor: float
 ) -> tuple[Callable[[NDArray[np.int64], Floats], Floats], Floats]:
-    """Return how a point's chance to become a pivot depends on its residual, and the chances of all points.
-
-    The bound is a largest row factor, sqrt(R_ii) / d_i, times a sum over columns, S = sum_j w_j sqrt(R_jj). Half of the
-    pivots are drawn for the sum: S^2 <= sum w sum w R, the trace of the weighted residual, which chances in proportion
-    to w_j R_jj bring down (arXiv 2207.06503). The other half are drawn for the maximum, in proportion to the fourth
-    power of the row factor, which leads to the worst rows without the ties of a greedy choice, where rounding would
-    decide.
-    """
+    """Return how a point's chance to become a pivot depends on its residual, and the chances of all points."""
+    # The bound is a largest row factor, sqrt(R_ii) / d_i, times a sum over columns, S = sum_j w_j sqrt(R_jj). Half of
+    # the pivots are drawn for the sum: S^2 <= sum w sum w R, the trace of the weighted residual, which chances in
+    # proportion to w_j R_jj bring down (arXiv 2207.06503). The other half are drawn for the maximum, in proportion to
+    # the fourth power of the row factor, which leads to the worst rows without the ties of a greedy choice, where
+    # rounding would decide.
     for_sum, for_most = np.zeros_like(factor.residual), np.zeros_like(factor.residual)
     root = factor.root
     for s in sums:
@@ -261,11 +231,9 @@ def _pivot_law(
 def _accepted(
     matrix: Floats, chance: Callable[[int, float], float], uniform: Floats, floor: float
 ) -> tuple[list[int], Floats]:
-    """Return which of the drawn points become pivots, and the Cholesky factor of their residual matrix.
-
-    A point is kept with the ratio of its chance now, after those before it, to its chance when it was drawn: then the
-    pivots have the law of those that are drawn one at a time (arXiv 2410.03969, algorithm 2).
-    """
+    """Return which of the drawn points become pivots, and the Cholesky factor of their residual matrix."""
+    # A point is kept with the ratio of its chance now, after those before it, to its chance when it was drawn: then the
+    # pivots have the law of those that are drawn one at a time (arXiv 2410.03969, algorithm 2).
     drawn = matrix.diagonal().copy()
     kept: list[int] = []
     columns = []
@@ -291,29 +259,11 @@ def factorize(
     logits: float = 0.0,
     reach: float = 0.0,
 ) -> Factor:
-    """Return a factor whose averages are within `rtol`, or raise; O(M r^2 + M r d) time, O(M r) memory.
-
-    Parameters
-    ----------
-    log_matrix : callable
-        Points (M, d) and (b, d) to log k, (M, b); k(x, x) = 1 and k positive definite.
-    points : array of shape (M, d)
-    sums : tuple of Sum
-        Added up they are the degree of the averages that are wanted.
-    rtol : float
-        For `Bound.value`.
-    max_rank : int
-    seed : int
-    stored, logits : float
-        See `Bound.of`.
-    reach : float
-        Length of the longest point where points were computed with rounding; 0 where they are as given.
-
-    Raises
-    ------
-    NumericalError
-        When `max_rank`, or what rounding leaves, is reached first.
-    """
+    """Return a factor whose averages are within `rtol`, or raise; O(M r^2 + M r d) time, O(M r) memory."""
+    # - log_matrix : points (M, d) and (b, d) to log k, (M, b); k(x, x) = 1 and k positive definite
+    # - sums : added up they are the degree of the averages that are wanted
+    # - stored, logits : see `Bound.of`
+    # - reach : length of the longest point where points were computed with rounding; 0 where they are as given
     rng = np.random.default_rng(seed)
     factor = Factor(len(points), reach)
     degree = [np.zeros_like(s.scale) for s in sums]

@@ -1,4 +1,4 @@
-"""Convolution affinity: position kernels on uniform grids by fast Fourier and cosine transforms."""
+"""Convolution affinity: position kernels on uniform grids by fast transforms."""
 
 from __future__ import annotations
 
@@ -22,27 +22,10 @@ _LOST = {"float32": 2.0, "float64": 1e4}
 
 
 class ConvolutionAffinity(Affinity):
-    """A translation-invariant kernel on a `Grid`; O(N log N) time an average, O(N) memory.
+    """A translation-invariant kernel on a `Grid`; O(N log N) time an average, O(N) memory."""
 
-    By the real Fourier transform on periodic grids, the cosine transform (type 2) on reflecting ones, and zero padding
-    on isolated ones; exact up to rounding.
-
-    Parameters
-    ----------
-    kernel : RadialKernel or Anisotropic
-    grid : Grid
-    window : int, optional
-        Truncate the kernel to offsets of at most this many nodes along each axis.
-    memory_limit : float, optional
-        Bytes.
-
-    Raises
-    ------
-    InputError
-        For a kernel that grows so fast that transforms lose the sums of some nodes.
-    MemoryLimitError
-        When the transforms, or the table of a kernel that reaches far beyond the grid, would pass the limit.
-    """
+    # By the real Fourier transform on periodic grids, the cosine transform (type 2) on reflecting ones, and zero
+    # padding on isolated ones.
 
     method = "convolution"
 
@@ -124,5 +107,5 @@ class ConvolutionAffinity(Affinity):
         return np.asarray(np.log(self._degrees) + math.log(self._grid.cell))
 
     def known_spectrum(self) -> Floats | None:
-        """Return eigenvalues of P, that of constants first; see `Affinity.known_spectrum`."""
+        """See `Affinity.known_spectrum`."""
         return None if self._grid.boundary == "isolated" else self._symbol.ravel()

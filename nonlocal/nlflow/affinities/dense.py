@@ -1,4 +1,4 @@
-"""Dense affinity: the N x N averaging matrix, for small N, any kernel, and as the reference of all others."""
+"""Dense affinity: the N x N averaging matrix."""
 
 from __future__ import annotations
 
@@ -62,10 +62,7 @@ _REMEDIES = {
 
 
 class DenseAffinity(Affinity):
-    """An affinity that keeps the matrix P; O(N^2) memory and O(N^2 D) time an average.
-
-    Rows are normalized in log space, so logits need be no more than finite. Built by `nlflow.affinity`.
-    """
+    """An affinity that keeps the matrix P; O(N^2) memory and O(N^2 D) time an average."""
 
     method = "dense"
 
@@ -130,10 +127,8 @@ class DenseAffinity(Affinity):
         *,
         loops: bool = True,
     ) -> DenseAffinity:
-        """Compare queries (N, d) with keys (N, d); symmetric when they are the same array, and the mask is.
-
-        Without `loops` no node sees itself, k_ii = 0, which keeps the digits of nodes that hardly see others.
-        """
+        """Compare queries (N, d) with keys (N, d); symmetric when they are the same array, and the mask is."""
+        # Without `loops` no node sees itself, k_ii = 0, which keeps the digits of nodes that hardly see others.
         same = queries is keys
         xp = namespace(keys)
         _check_dense(domain, kernel, keys, 0, memory_limit)  # before a rule is asked of all pairs
@@ -154,13 +149,7 @@ class DenseAffinity(Affinity):
 
     @classmethod
     def from_matrix(cls, matrix: Any, domain: Domain, memory_limit: float | None = None) -> DenseAffinity:
-        """Take the affinities k_ij >= 0 as given, shape (N, N); exact symmetry is detected, definiteness is not.
-
-        Raises
-        ------
-        InputError
-            For a wrong shape, negative or non-finite entries, or a row of zeros.
-        """
+        """Take the affinities k_ij >= 0 as given, (N, N); exact symmetry is detected, definiteness is not."""
         if domain.leading:
             raise InputError("domain: got a Batch, expected a Grid or Points; give each item a matrix of its own")
         k = check_array("matrix", matrix, ndim=2)
@@ -216,7 +205,7 @@ class DenseAffinity(Affinity):
     def from_patches(
         cls, kernel: Patch, grid: Grid, image: NDArray[Any], radii: tuple[int, ...], memory_limit: float | None = None
     ) -> DenseAffinity:
-        """Compare the patches of an image (``shape + (C,)``) in plain NumPy, one node after another."""
+        """Compare the patches of an image (``shape + (C,)``), one node after another."""
         reach = (kernel.patch_size // 2,) * grid.ndim
         box = tuple(2 * r + 1 for r in reach)
         window = tuple(2 * r + 1 for r in radii)
@@ -255,17 +244,17 @@ class DenseAffinity(Affinity):
 
     @property
     def matrix(self) -> Array:
-        """The averaging matrix P, shape (N, N), rows summing to 1."""
+        """The averaging matrix P, (N, N)."""
         return self._matrix
 
     @property
     def tracked(self) -> bool:
-        """Whether it was made from tensors that require a gradient."""
+        """See `Affinity.tracked`."""
         return bool(getattr(self._matrix, "requires_grad", False))
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes that the affinity keeps."""
+        """See `Affinity.memory_bytes`."""
         return self.domain.size * (self.domain.size * int(self._matrix.dtype.itemsize) + 8) + self._kept_bytes
 
     def _average(self, u: Array) -> Array:

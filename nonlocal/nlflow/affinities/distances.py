@@ -1,4 +1,4 @@
-"""Metrics between points, as squared Euclidean distances of rows made for them, and which points are nearest."""
+"""Metrics between points, and which points are nearest."""
 
 from __future__ import annotations
 
@@ -44,24 +44,11 @@ class Rows(NamedTuple):
 
 
 class Space:
-    """N points with a metric.
+    """N points with one of `METRICS`, as rows whose squared Euclidean distances tell it."""
 
-    With rows a and b made for the metric and s = |a - b|^2: ``euclidean`` sqrt(s); ``cosine`` 1 - cos = s / 2 of rows
-    of length 1; ``correlation`` the same of rows less their means; ``jaccard`` 1 - (common) / (all) = 2 s / (|a|^2 +
-    |b|^2 + s) of the sets of columns that are not 0.
-
-    Parameters
-    ----------
-    points : array of shape (N, d) or scipy.sparse.csr_array
-        float64.
-    metric : str
-        One of `METRICS` but 'precomputed'.
-
-    Attributes
-    ----------
-    unit : float
-        Of the distances; that of the points, a power of two, for Euclidean ones.
-    """
+    # With rows a and b made for the metric and s = |a - b|^2: ``euclidean`` sqrt(s); ``cosine`` 1 - cos = s / 2 of rows
+    # of length 1; ``correlation`` the same of rows less their means; ``jaccard`` 1 - (common) / (all) = 2 s / (|a|^2 +
+    # |b|^2 + s) of the sets of columns that are not 0.
 
     def __init__(self, points: Any, metric: str = "euclidean") -> None:
         self.metric, self.unit, self._middle = metric, 1.0, (0.0, 0.0)
@@ -102,7 +89,7 @@ class Space:
         return Rows(x, _squares(x), None)
 
     def others(self, queries: Any) -> Rows:
-        """Return other points as rows, dense or sparse as these are."""
+        """Return other points as rows."""
         from scipy.sparse import csr_array
 
         if self._sparse:
@@ -247,7 +234,7 @@ class Table:
         return distances, ends
 
     def nearest_of(self, queries: Any, count: int, search: str) -> Found:
-        """Return the nearest points of others, given rows of distances (M, N)."""
+        """Return the nearest points of others from their distances (M, N)."""
         del search
         if queries.shape[1] != self.size:
             raise InputError(
@@ -262,7 +249,7 @@ class Table:
 
 
 def check_metric(metric: str, search: str, *, sparse: bool = False, columns: int = 1) -> None:
-    """Raise `InputError` for a metric or a search that there is not, or that do not go together."""
+    """Raise `InputError` for an unknown metric or search, or if they do not go together."""
     check_choice("metric", metric, METRICS)
     check_choice("search", search, SEARCHES)
     words = "" if metric in ("euclidean", "cosine", "correlation") else f"metric={metric!r}"
@@ -275,11 +262,7 @@ def check_metric(metric: str, search: str, *, sparse: bool = False, columns: int
 
 
 def chosen_search(space: Space | Table, search: str) -> tuple[str, str]:
-    """Return the search for the nearest of these points, and why.
-
-    A tree where points lie along few directions, products of all pairs where there are more, and descent where these
-    would take minutes and it is installed.
-    """
+    """Return the search for the nearest of these points, and why."""
     if isinstance(space, Table):
         return "brute", "distances were given"
     if search != "auto":
@@ -300,7 +283,7 @@ _NAMES = {"tree": "a tree", "brute": "products of all pairs", "descent": "descen
 
 
 def effective_dimension(x: Floats) -> float:
-    """Return (sum of variances along axes)^2 / (sum of their squares): along how many directions points spread."""
+    """Return (sum of variances along axes)^2 / (sum of their squares)."""
     few = x[np.linspace(0, len(x) - 1, min(_SAMPLE, len(x))).astype(np.intp)]
     few = few - few.mean(axis=0)
     product = few @ few.T if len(few) < few.shape[1] else few.T @ few

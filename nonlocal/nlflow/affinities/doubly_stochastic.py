@@ -1,4 +1,4 @@
-"""Doubly stochastic affinities: rows and columns of a kernel scaled until both add up to 1."""
+"""Doubly stochastic affinities."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class SinkhornAffinity(DenseAffinity):
     potentials : tuple of arrays of shape (N,), float64
         f and g; the same array where k is symmetric.
     residual : float
-        How far sums of columns, sum_i w_i P_ij / w_j, are from 1 at most. Those of rows are 1 up to rounding.
+        Largest deviation of sums of columns, sum_i w_i P_ij / w_j, from 1.
     iterations : int
         Scalings of rows and columns that were taken.
     """
@@ -86,7 +86,7 @@ class SinkhornAffinity(DenseAffinity):
         queries: Array | None = None,
         **options: Any,
     ) -> SinkhornAffinity:
-        """Compare features (N, d) of the nodes with each other; with queries of their own it does not evolve."""
+        """Compare features (N, d) of the nodes with each other, or with queries; with these it does not evolve."""
         q, k = kernel.map_features(tokens, queries)
         tags = properties(kernel, q, k, mask)
         limit = options.get("memory_limit")
@@ -120,13 +120,8 @@ def sinkhorn(
 ) -> SinkhornAffinity:
     """Return the doubly stochastic affinity of a kernel: exp(f_i + g_j) k_ij with rows and columns that add up to 1.
 
-    In place of softmax, which scales rows alone, rows and columns are scaled in turn (Sinkhorn and Knopp 1967, doi
-    10.2140/pjm.1967.21.343; in transformers: Sander, Ablin, Blondel, Peyre, arXiv 2110.11773). For a symmetric k one
-    potential serves both, f = g, and the result is symmetric. All degrees are 1 (2 those of K = k + k^T), so that the
-    flow of J in the L2 metric is that in the metric of degrees, twice as fast.
-
-    It is the plan of entropic optimal transport between two sets of N points of equal mass, queries and nodes, N times:
-    the one that minimizes sum_ij plan_ij cost_ij + epsilon sum_ij plan_ij log plan_ij for k = exp(-cost / epsilon).
+    Rows and columns are scaled in turn (Sinkhorn and Knopp 1967, doi 10.2140/pjm.1967.21.343; in transformers: Sander,
+    Ablin, Blondel, Peyre, arXiv 2110.11773); for a symmetric k f = g. O(N^2) time an iteration.
 
     Parameters
     ----------
@@ -137,7 +132,7 @@ def sinkhorn(
     features : array_like of shape (N, d), optional
         What the kernel compares; positions of the nodes by default.
     queries : array_like of shape (N, d), optional
-        Then k is not symmetric, and neither is the result.
+        Then k is not symmetric.
     mask : Mask, optional
         Which nodes see each other.
     tolerance : float
@@ -145,26 +140,20 @@ def sinkhorn(
     iterations : int
         Most scalings of rows and columns.
     memory_limit : float, optional
-        Bytes; half of the physical memory by default. O(N^2) are needed, in float64.
+        Bytes; half of the physical memory by default. O(N^2) are needed.
 
     Returns
     -------
     SinkhornAffinity
-        `iterations`, `residual` and `potentials` say how it came about.
 
     Raises
     ------
     InputError
-        For negative entries, and for zeros that no doubly stochastic matrix can have: rows or columns of zeros, a
-        triangle (a causal mask), entries that every scaling drives to 0.
+        For negative entries, and for zeros that no doubly stochastic matrix has, such as a causal mask's.
     NumericalError
         When sums are not within the tolerance after so many iterations; large logits take many.
     MemoryLimitError
-        Before anything is allocated.
-
-    Notes
-    -----
-    O(N^2) time an iteration.
+        When the matrix would pass the limit.
 
     Examples
     --------
@@ -250,11 +239,9 @@ def _of_matrix(k: Array, domain: Domain | None, options: dict[str, Any]) -> Sink
 
 
 def _check_support(there: Any, domain: Domain) -> None:
-    """Raise `InputError` for zeros with which no scaling has rows and columns of the same sums.
-
-    There is one where every entry is on a permutation of entries (total support): numbered along one permutation, every
-    entry joins two nodes of one strongly connected component. O(N^2).
-    """
+    """Raise `InputError` for zeros with which no scaling has rows and columns of the same sums."""
+    # There is one where every entry is on a permutation of entries (total support): numbered along one permutation,
+    # every entry joins two nodes of one strongly connected component. O(N^2).
     if there.all():
         return
     from scipy.sparse import csr_array

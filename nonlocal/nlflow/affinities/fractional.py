@@ -1,4 +1,4 @@
-"""The affinity of fractional operators, and what is added to its diagonal near the edge of the domain."""
+"""The affinity of fractional operators, and what is added to its diagonal near the edge."""
 
 from __future__ import annotations
 
@@ -23,16 +23,10 @@ from nlflow.errors import InputError, check_memory
 
 @dataclass(frozen=True)
 class Region:
-    """The nodes of a grid that are inside a domain.
+    """The nodes of a grid that are inside a domain."""
 
-    Attributes
-    ----------
-    grid : Grid
-    inside : array of bool, shape ``grid.shape``, or None
-        None where all are.
-    distance : array of shape ``grid.shape``, or None
-        To the edge of the domain, positive inside, in units of the spacing; None where it is not known.
-    """
+    # - inside : bool, ``grid.shape``, or None where all are
+    # - distance : to the edge of the domain, positive inside, in units of the spacing; None where it is not known
 
     grid: Grid
     inside: NDArray[np.bool_] | None = None
@@ -67,24 +61,9 @@ class Region:
 
 
 class FractionalAffinity(ConvolutionAffinity):
-    """The affinity of a lattice of weights between the nodes of a region: K_ij times the cell is w_{i-j}.
+    """The affinity of a lattice of weights between the nodes of a region: K_ij times the cell is w_{i-j}."""
 
-    O(N log N) time an average, by zero padding; on a periodic grid the weights are summed over all images.
-
-    Parameters
-    ----------
-    region : Region
-    lattice : Lattice
-    memory_limit : float, optional
-        Bytes.
-
-    Raises
-    ------
-    InputError
-        When a node sees no other, since the horizon is too small for the region.
-    MemoryLimitError
-        When the transforms would pass the limit.
-    """
+    # O(N log N) time an average, by zero padding; on a periodic grid the weights are summed over all images.
 
     def __init__(self, region: Region, lattice: Lattice, memory_limit: float | None = None) -> None:
         grid = region.grid
@@ -143,11 +122,9 @@ def _periodic_symbol(lattice: Lattice, shape: tuple[int, ...], memory_limit: flo
 
 
 def edge_correction(region: Region, lattice: Lattice) -> Floats:
-    """Return what is added to the diagonal so that dist^s has no error near straight edges; at the nodes inside.
-
-    Where the whole grid is inside the edges are those of the box; in one dimension they are the ends of each run of
-    nodes; in two a node within `BAND` of the edge sees it as a straight line.
-    """
+    """Return what is added to the diagonal at the nodes inside, so that dist^s has no error near straight edges."""
+    # Where the whole grid is inside the edges are those of the box; in one dimension they are the ends of each run of
+    # nodes; in two a node within `BAND` of the edge sees it as a straight line.
     scale = lattice.constant / normalization(lattice.ndim, lattice.s)
     if region.inside is None:
         result = np.zeros(region.grid.shape)
@@ -199,10 +176,8 @@ _BLOCK = 2**21  # powers that are computed at once
 
 
 def along_axis(ndim: int, s: float, distances: Floats) -> Floats:
-    """Return what is to be added to the diagonal at distances from an edge that is normal to an axis.
-
-    The nodes of the line through them are at ``distance + integer``. O(4096) time for each distance below 48.
-    """
+    """Return what is to be added to the diagonal at distances from an edge that is normal to an axis."""
+    # The nodes of the line through them are at ``distance + integer``. O(4096) time for each distance below 48.
     result = np.empty(distances.shape)
     near = distances < _SUMMED
     values, places = np.unique(distances[near], return_inverse=True)
@@ -212,16 +187,8 @@ def along_axis(ndim: int, s: float, distances: Floats) -> Floats:
 
 
 def slanted(s: float, distances: Floats, normals: Floats) -> Floats:
-    """Return what is to be added to the diagonal at nodes of the plane near straight edges of any direction.
-
-    Parameters
-    ----------
-    s : float
-    distances : array of shape (N,)
-        0 < distance < `BAND`.
-    normals : array of shape (N, 2)
-        Unit vectors into the domain.
-    """
+    """Return what is to be added to the diagonal at nodes of the plane near straight edges of any direction."""
+    # Distances (N,) are in (0, `BAND`); normals (N, 2) are unit vectors into the domain.
     offsets, weights = _near_weights(s)
     result = np.empty(len(distances))
     rows = max(1, _BLOCK // len(weights))

@@ -1,4 +1,4 @@
-"""Graphs as users have them: SciPy's, networkx', lists of edges, matrices; each becomes one sparse matrix of k."""
+"""Graphs as users have them, as one sparse matrix of k."""
 
 from __future__ import annotations
 
@@ -39,39 +39,38 @@ def affinity_from_graph(
     nodes: int | None = None,
     memory_limit: float | None = None,
 ) -> Affinity:
-    """Return the affinity of a given graph: k_ij is the weight of the edge from i to j. It is never made dense.
+    """Return the affinity of a given graph: k_ij is the weight of the edge from i to j.
+
+    O(E) memory, O(E D) time an average.
 
     Parameters
     ----------
     graph : scipy.sparse matrix or array, networkx graph, edge list or matrix
         - SciPy: any format, shape (N, N).
-        - networkx: any kind; nodes in the order of ``graph.nodes``, an undirected edge in both directions.
-        - An edge list: integers of shape (2, E), NumPy or torch, the ends i and j of each edge, as ``edge_index`` of
-          torch_geometric. An undirected edge is there in both directions.
+        - networkx: nodes in the order of ``graph.nodes``, an undirected edge in both directions.
+        - An edge list: integers of shape (2, E), NumPy or torch, the ends i and j of each edge. An undirected edge is
+          there in both directions.
         - A matrix of shape (N, N), NumPy or torch.
     domain : Grid or Points, optional
-        Of N nodes, numbered in C order; by default N points with a quadrature weight of 1 each, so that sums over nodes
-        are plain ones.
+        Of N nodes, numbered in C order; by default N points with a quadrature weight of 1 each.
     edge_weight : array of shape (E,), optional
         Weights of an edge list; 1 by default.
     attribute : str or None
         Name of the weight of a networkx edge; with None each edge counts 1, and so it does where no edge has 'weight'.
     nodes : int, optional
-        N of an edge list, where there is no domain; by default one more than the largest number in it.
+        N of an edge list without a domain; by default one more than the largest number in it.
     memory_limit : float, optional
-        Bytes; half of the physical memory by default. 60 bytes an edge are needed.
+        Bytes; half of the physical memory by default.
 
     Returns
     -------
     SparseAffinity
-        `reason` says how many edges and connected components there are. O(E) memory, O(E D) time an average.
 
     Raises
     ------
     InputError
-        For negative and non-finite weights, ends that are no nodes, a graph of another size than the domain or `nodes`,
-        edges of which some have the attribute and some have not, an attribute of what is no networkx graph, and for
-        other kinds of graphs.
+        For negative and non-finite weights, ends that are no nodes, sizes that do not agree, an attribute that only
+        some edges have, and other kinds of graphs.
     MemoryLimitError
         Before the edges are copied.
 
@@ -82,14 +81,10 @@ def affinity_from_graph(
 
     Notes
     -----
-    - Repeated edges add up. Edges of weight 0 are none.
-    - A self-loop is a part of the degree. J and its flow in the metric ``l2`` do not see loops.
-    - A node that no edge leaves keeps its value in averages, and a walker stays there. Its w_i d_i is then the mean
-      of the others', for means and fidelities in the metric ``degree``; averages do not depend on it.
-    - Where k_ij and k_ji differ, functionals take K = k + k^T, the same for both directions. Chains and `AttentionFlow`
-      take k as it is: the average at i is over the nodes j that edges lead to from i. (Messages of torch_geometric run
-      the other way; for these take ``edge_index[[1, 0]]``.)
-    - `SparseAffinity.laplacian` says which Laplacians flows follow.
+    Repeated edges add up; edges of weight 0 are none. A self-loop counts in the degree, not in J. A node that no edge
+    leaves keeps its value, and its w_i d_i is the mean of the others'. Where k_ij and k_ji differ, functionals take
+    K = k + k^T; chains and `AttentionFlow` average at i over the nodes j that edges lead to from i (messages of
+    torch_geometric run the other way).
 
     Examples
     --------
@@ -172,7 +167,7 @@ def _of_arrays(graph: Any, edge_weight: Any, nodes: int | None, limit: float | N
 
 
 def matrix_of(name: str, value: Any, limit: float | None) -> Sparse:
-    """Return a matrix (N, N) of numbers >= 0, SciPy's or an array, by sorted rows without zeros, float64; a copy."""
+    """Return a matrix (N, N) of numbers >= 0 by sorted rows without zeros, float64; a copy."""
     from scipy.sparse import issparse
 
     sparse: bool = issparse(value)
@@ -197,7 +192,7 @@ def matrix_of(name: str, value: Any, limit: float | None) -> Sparse:
 
 
 def from_package(value: Any, package: str) -> bool:
-    """Tell whether an object's class, or one that it inherits from, is of a package, which need not be imported."""
+    """Tell whether an object's class, or a base of it, is of a package, which need not be imported."""
     return any(kind.__module__.split(".")[0] == package for kind in type(value).__mro__)
 
 

@@ -18,7 +18,7 @@ Sparse: TypeAlias = "csr_array[Any, tuple[int, int]]"
 
 
 def check_undamaged(name: str, matrix: Any) -> None:
-    """Raise `InputError` for a sparse array of SciPy whose indices lead out of it: loops follow them anywhere."""
+    """Raise `InputError` for a sparse array whose indices lead out of it: loops follow them anywhere."""
     try:
         if hasattr(matrix, "check_format"):
             matrix.check_format(full_check=True)
@@ -46,13 +46,8 @@ def check_labels(name: str, matrix: Any) -> None:
 
 
 def functional_graph(graph: Sparse, weights: NDArray[Any], log_scale: float) -> Sparse:
-    """Return W_ij = w_i w_j K_ij for i != j, symmetric to the last bit, from K over exp(log_scale); overwrites that.
-
-    Raises
-    ------
-    NumericalError
-        When the weights overflow.
-    """
+    """Return W_ij = w_i w_j K_ij for i != j, symmetric, from K over exp(log_scale), which it overwrites."""
+    # Raises `NumericalError` when the weights overflow.
     from scipy import sparse
 
     graph.sum_duplicates()

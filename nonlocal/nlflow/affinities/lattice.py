@@ -1,7 +1,6 @@
-"""Weights of the kernels of Levy flights between the nodes of a uniform grid, in units of its spacing.
+"""Weights of the kernels of Levy flights between the nodes of a uniform grid, in units of its spacing."""
 
-The singular kernel is not cut off: the weights have the second moment of the kernel, exactly.
-"""
+# The singular kernel is not cut off: the weights have the second moment of the kernel, exactly.
 
 from __future__ import annotations
 
@@ -20,10 +19,7 @@ _WINDOW = {1: 256, 2: 32, 3: 12}  # half sides of the box in which far sums are 
 
 
 def normalization(ndim: int, s: float) -> float:
-    """Return c_{m,s} = 4^s Gamma(m/2 + s) / (pi^(m/2) |Gamma(-s)|), that of the fractional Laplacian.
-
-    (Kwasnicki 2017, doi 10.1515/fca-2017-0002.)
-    """
+    """Return c_{m,s} = 4^s Gamma(m/2 + s) / (pi^(m/2) |Gamma(-s)|) (Kwasnicki 2017, doi 10.1515/fca-2017-0002)."""
     return float(4**s * special.gamma(ndim / 2 + s) * abs(special.rgamma(-s)) / math.pi ** (ndim / 2))
 
 
@@ -34,10 +30,8 @@ def sphere(ndim: int) -> float:
 
 @lru_cache(maxsize=256)
 def epstein(ndim: int, power: float) -> float:
-    """Return the sum of |n|^-power over all n != 0 with integer coordinates, continued to powers below `ndim`.
-
-    By the theta function (Epstein 1903, doi 10.1007/BF01444309), to rounding.
-    """
+    """Return the sum of |n|^-power over all n != 0 with integer coordinates, continued to powers below `ndim`."""
+    # By the theta function (Epstein 1903, doi 10.1007/BF01444309), to rounding.
     points, weights = np.polynomial.legendre.leggauss(64)
     t = 1 + 6 * (points + 1)
     theta = 1 + 2 * sum(np.exp(-math.pi * k * k * t) for k in range(1, 5))
@@ -47,7 +41,7 @@ def epstein(ndim: int, power: float) -> float:
 
 
 def window(r: Floats) -> Floats:
-    """Return a function of r that is 1 up to 1/2, 0 from 1, and smooth."""
+    """Return a smooth function of r that is 1 up to 1/2 and 0 from 1."""
     t = np.clip(2 * (1 - r), 1e-3, 1 - 1e-3)
     a, b = np.exp(-1 / t), np.exp(-1 / (1 - t))
     return np.where(r <= 0.5, 1.0, np.where(r >= 1, 0.0, a / (a + b)))
@@ -55,21 +49,12 @@ def window(r: Floats) -> Floats:
 
 @dataclass(frozen=True)
 class Lattice:
-    """Weights w_n of sum_n w_n (u_i - u_{i+n}) for the kernel ``constant r^(-m-2s) exp(-tempering r)`` up to `horizon`.
+    """Weights w_n of sum_n w_n (u_i - u_{i+n}) for ``constant r^(-m-2s) exp(-tempering r)`` up to `horizon`."""
 
-    Weights of the trapezoidal rule, cut off at the horizon by the integrals of hat functions; to those of the nearest
-    nodes a number is added that makes the second moment exact. Without a horizon it comes from the Epstein zeta
-    function, and then the sum is that of the operator to O(h^(4-2s)) for smooth u.
-
-    Parameters
-    ----------
-    ndim : int
-    s : float
-    horizon, tempering : float
-        In units of the spacing, and of its reciprocal.
-    constant : float
-        In units in which the spacing is 1.
-    """
+    # Weights of the trapezoidal rule, cut off at the horizon by the integrals of hat functions; to those of the nearest
+    # nodes a number is added that makes the second moment exact. Without a horizon it comes from the Epstein zeta
+    # function, and then the sum is that of the operator to O(h^(4-2s)) for smooth u.
+    # Horizon and tempering are in units of the spacing, and of its reciprocal.
 
     ndim: int
     s: float
@@ -120,7 +105,7 @@ class Lattice:
 
     @cached_property
     def total(self) -> float:
-        """The sum of all weights, of which those of nodes outside the domain are the rate of killing."""
+        """The sum of all weights."""
         near = 2 * self.ndim * self.nearest
         if self._listed:
             return near + float(self._plain((math.ceil(self.horizon) + 1,) * self.ndim).sum())
@@ -161,10 +146,8 @@ class Lattice:
         return table
 
     def symbol(self, shape: tuple[int, ...]) -> Floats:
-        """Return sum_n w_n cos(n . theta) at the frequencies of `scipy.fft.rfftn` on a periodic grid; no horizon.
-
-        The sum over all images of the kernel. O(Q N) time, Q being the 180 points of a rule for the theta function.
-        """
+        """Return sum_n w_n cos(n . theta) at the frequencies of `scipy.fft.rfftn` on a periodic grid; no horizon."""
+        # The sum over all images of the kernel. O(Q N) time, Q being the 180 points of a rule for the theta function.
         turns: list[Floats] = [np.asarray(np.fft.fftfreq(n), np.float64) for n in shape]
         turns[-1] = np.asarray(np.fft.rfftfreq(shape[-1]), np.float64)
         thetas: list[Floats] = [2 * math.pi * turn for turn in turns]
@@ -211,10 +194,8 @@ def _distances(shape: tuple[int, ...]) -> Floats:
 
 
 def _inside(offsets: Floats, radius: float) -> Floats:
-    """Return the integrals, over a ball, of the hat functions at offsets whose coordinates are >= 0 and sorted.
-
-    Exact along the last axis, by Gauss-Legendre points across it.
-    """
+    """Return the integrals, over a ball, of the hat functions at offsets whose coordinates are >= 0 and sorted."""
+    # Exact along the last axis, by Gauss-Legendre points across it.
     points, weights = np.polynomial.legendre.leggauss(8)
     line = np.concatenate([(points - 1) / 2, (points + 1) / 2])
     hats = np.concatenate([weights, weights]) / 2 * (1 - np.abs(line))

@@ -1,4 +1,4 @@
-"""What affinities between all pairs share: properties of k, checks of its logarithms, and P in log space."""
+"""What affinities between all pairs share."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _LARGEST = 1e290
 
 
 def properties(kernel: Kernel, queries: Array, keys: Array, mask: Mask | None = None) -> dict[str, bool]:
-    """Return whether k_ij is symmetric and positive semidefinite; it may be where queries and keys are one array."""
+    """Return whether k_ij is symmetric and positive semidefinite; both need queries that are the keys."""
     same = queries is keys
     # Of a definite matrix what lies between nodes that are there is definite; what is left of it by windows may not be.
     whole = mask is None or not (mask.causal or mask.window is not None or mask.rule is not None)
@@ -25,7 +25,7 @@ def properties(kernel: Kernel, queries: Array, keys: Array, mask: Mask | None = 
 
 
 def check_rows(highest: Array, start: int = 0) -> None:
-    """Raise `InputError` when the largest logit of a row is -inf (no neighbour), or +inf or NaN (overflow)."""
+    """Raise `InputError` when the largest logit of a row is -inf (no neighbour), +inf or NaN (overflow)."""
     xp = namespace(highest)
     wrong = ~xp.isfinite(highest)
     if not bool(xp.any(wrong)):
@@ -39,7 +39,7 @@ def check_rows(highest: Array, start: int = 0) -> None:
 
 
 def check_sums(totals: Floats) -> None:
-    """Raise `InputError` where sums of weights k_ij are 0, or have no room for a signal beside them in float64."""
+    """Raise `InputError` where sums of weights are 0, or have no room for a signal beside them in float64."""
     wrong = np.flatnonzero(~((totals > 0) & (totals < _LARGEST)))
     if len(wrong):
         raise InputError(
@@ -49,19 +49,13 @@ def check_sums(totals: Floats) -> None:
 
 
 def log_transitions(logits: Array, weights: Floats) -> Floats:
-    """Return log P_ij, shape (N, N), from log k_ij in float64; -inf where that is."""
+    """Return log P_ij, (N, N), from log k_ij in float64."""
     logs = to_numpy(logits) + np.log(weights.ravel())
     return np.asarray(logs - np.logaddexp.reduce(logs, axis=1, keepdims=True))
 
 
 class MixedAffinity(Affinity):
-    """The affinity of k + k^T: averages by k and by k^T, weighted with their degrees.
-
-    Parameters
-    ----------
-    first, second : Affinity
-        Of k and of k^T, on one domain.
-    """
+    """The affinity of k + k^T from those of k and of k^T, weighted with their degrees."""
 
     def __init__(self, first: Affinity, second: Affinity) -> None:
         super().__init__(first.domain, first.kernel, symmetric=True, positive_semidefinite=False, dtype=first.dtype)
@@ -70,7 +64,7 @@ class MixedAffinity(Affinity):
 
     @property
     def tracked(self) -> bool:
-        """Whether it was made from tensors that require a gradient."""
+        """See `Affinity.tracked`."""
         return any(part.tracked for part in self._parts)
 
     def _average(self, u: Array) -> Array:

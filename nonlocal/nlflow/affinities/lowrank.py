@@ -1,4 +1,4 @@
-"""Low-rank affinity: kernels of features in many dimensions, by randomly pivoted Cholesky with a bound of its error."""
+"""Low-rank affinity: positive semidefinite kernels by randomly pivoted Cholesky, with a bound of the error."""
 
 from __future__ import annotations
 
@@ -70,29 +70,13 @@ class _Problem(NamedTuple):
 
 
 class LowRankAffinity(Affinity):
-    """An affinity k ~ F F^T of rank r, exact up to a bound that is known; O(N r) memory, O(N r D) time an average.
+    """An affinity k ~ F F^T of rank r, with a bound of its error; O(N r) memory, O(N r D) time an average."""
 
-    For kernels of features that are positive semidefinite, and for dot products, which are Gaussians between factors
-    of rows and columns: exp(s q.k) = exp(s |q|^2 / 2) exp(-s |q - k|^2 / 2) exp(s |k|^2 / 2). Queries unlike keys are
-    factorized together, 2 N points.
-
-    The rank is small where the kernel is wide or where features gather in few places. Built by `from_features`.
-
-    Attributes
-    ----------
-    rank : int
-        Columns of F.
-    error_estimate : float
-        Bound of the error: |^Pu - Pu| <= error_estimate max|u - c| at every node, for every signal u and every constant
-        c, not counting the rounding of the result to its dtype. The degree is exact to half of it, relatively; a law
-        that is pushed once changes by at most error_estimate in the sum of absolute values. See
-        `nlflow.affinities.cholesky.Bound`.
-
-    Notes
-    -----
-    ^P is self-adjoint in its own degree as P is, and constants stay. Its entries are within the bound of those of P,
-    so where P is almost 0 they may be negative. Averages and factor have the same bits for any number of threads.
-    """
+    # For kernels of features that are positive semidefinite, and for dot products, which are Gaussians between factors
+    # of rows and columns: exp(s q.k) = exp(s |q|^2 / 2) exp(-s |q - k|^2 / 2) exp(s |k|^2 / 2). Queries unlike keys are
+    # factorized together, 2 N points. `error_estimate` bounds |^Pu - Pu| over max|u - c| for every constant c, not
+    # counting the rounding of the result to its dtype (`nlflow.affinities.cholesky.Bound`). ^P is self-adjoint in its
+    # own degree, and constants stay; where P is almost 0 entries of ^P may be negative.
 
     method = "lowrank"
 
@@ -126,32 +110,14 @@ class LowRankAffinity(Affinity):
         cls, kernel: Kernel, domain: Domain, queries: Array, keys: Array, *, rtol: float,
         memory_limit: float | None = None, max_rank: int | None = None, rng: int | np.random.Generator | None = 0,
     ) -> LowRankAffinity:  # fmt: skip
-        """Compare queries (N, d) with keys (N, d); symmetric when they are the same array.
+        """Compare queries (N, d) with keys (N, d); symmetric when they are the same array; O(N r^2 + N r d) time.
 
-        O(N r^2 + N r d) time and O(N r) memory for the rank r that `rtol` asks for (2 N in place of N where queries are
-        unlike keys).
-
-        Parameters
-        ----------
-        kernel : RadialKernel that is positive semidefinite, or ExpDotProduct with scale >= 0
-            What a dot product's maps give (`Kernel.map_features`) is passed as queries and keys.
-        domain : Domain
-        queries, keys : NumPy array of shape (N, d), float32 or float64
-            The factor is kept in their precision and found in float64.
-        rtol : float
-            Bound that ``error_estimate`` must fall below; from 1e-10 on for float64, from 1e-5 on for float32.
-        memory_limit : float, optional
-            Bytes; half of the physical memory by default.
-        max_rank : int, optional
-            A quarter of N by default, at least 64 and at most 4096, and what the memory limit allows.
-        rng : int or numpy.random.Generator
-            Seed of the pivots.
+        The factor is found in float64 and kept in the precision of the keys; `error_estimate` is below `rtol`.
 
         Raises
         ------
         InputError
-            For another kernel, tensors, shapes that do not fit, logits that overflow, and an `rtol` that the precision
-            of the features cannot hold.
+            For other kernels, tensors, logits that overflow, and an `rtol` that the precision cannot hold.
         MemoryLimitError
             When not even a small factor fits.
         NumericalError

@@ -53,28 +53,23 @@ def neighbour_graph(
     neighbours : int
         How many nearest other points each point has, 1 to N - 1.
     kernel : Gaussian, Laplace or another radial kernel, optional
-        Weights k(x_i, x_j) of the edges; each counts 1 by default.
+        Weights k(x_i, x_j) of the edges, of the distance of `metric`; each counts 1 by default.
     keep : {'either', 'both', 'directed'}
-        Which edges: those that one of both ends has among its nearest (the union: symmetric, each point keeps all of
-        them), those that both have (mutual neighbours: symmetric, points may be left without), or i -> j for the
+        Which edges: those that one of both ends has among its nearest, those that both have, or i -> j for the
         nearest j of i (not symmetric).
     metric : {'euclidean', 'cosine', 'correlation', 'jaccard', 'precomputed'}
         Distance: |x - y|; 1 less the cosine of the angle between x and y; 1 less their correlation; 1 less the share of
-        common ones among the columns that are not 0 in x or y. The kernel is of this distance.
+        common ones among the columns that are not 0 in x or y.
     search : {'auto', 'tree', 'brute', 'descent'}
-        ``tree``: exact, by `scipy.spatial.cKDTree`, in O(N log N) time where points lie along few directions.
-        ``brute``: exact, by products of blocks, in O(N^2) times the columns, or the entries of a sparse row; which of
-        two is nearer is open where their squared distances differ by the rounding of squared lengths. ``descent``: most
-        of the nearest, by nearest-neighbour descent (Dong, Moses and Li 2011, doi 10.1145/1963405.1963487; ``pip
-        install 'nlflow[neighbours]'``), for many dimensions and many points; the same points give the same graph.
-        ``auto``: a tree up to 10 effective dimensions (of their covariance), else all pairs, and descent beyond 20 000
-        points where it is installed.
+        ``tree``: `scipy.spatial.cKDTree`. ``brute``: all pairs, O(N^2 d), up to the rounding of squared distances.
+        ``descent``: most of the nearest, by nearest-neighbour descent (Dong, Moses and Li 2011, doi
+        10.1145/1963405.1963487; ``pip install 'nlflow[neighbours]'``). ``auto``: a tree where points lie along few
+        directions, else all pairs, and descent for many points where it is installed.
     local : bool or array of shape (N,)
         Compare |x_i - x_j| / sqrt(s_i s_j) by the kernel, for widths s_i that are given, or, with True, the distance of
-        point i to the farthest of its neighbours: widths that follow the density. With ``Gaussian(width=0.5**0.5)`` the
-        weights are exp(-|x_i - x_j|^2 / (s_i s_j)) (Zelnik-Manor and Perona 2004, self-tuning spectral clustering).
+        point i to the farthest of its neighbours (Zelnik-Manor and Perona 2004, self-tuning spectral clustering).
     memory_limit : float, optional
-        Bytes; half of the physical memory by default. 80 bytes a neighbour are needed, and some MiB.
+        Bytes; half of the physical memory by default.
 
     Returns
     -------
@@ -84,9 +79,8 @@ def neighbour_graph(
     Raises
     ------
     InputError
-        For a number of neighbours that there are not, another kernel than a radial one, local widths without a kernel,
-        or that are not positive, a metric that is none, points that have no direction, distances that are negative or
-        not symmetric, and where pynndescent is asked for and not installed.
+        For unusable points, distances, widths or numbers of neighbours, local widths without a kernel, and ``descent``
+        without pynndescent.
     MemoryLimitError
         Before the neighbours are looked for.
 
@@ -123,7 +117,7 @@ def _widths(given: Any) -> Floats:
 def nearest_neighbours(
     points: Any, neighbours: int, search: str = "auto", memory_limit: float | None = None, *, metric: str = "euclidean"
 ) -> Neighbours:
-    """Return what knows the nearest of checked points; as `neighbour_graph` takes and refuses them."""
+    """Return the neighbours of checked points, as `neighbour_graph` takes and refuses them."""
     count = check_integer("neighbours", neighbours, minimum=1)
     shape = getattr(points, "shape", (0, 0))
     check_metric(metric, search, sparse=hasattr(points, "toarray"), columns=int(shape[-1]) if shape else 0)
@@ -161,7 +155,7 @@ def _checked(points: Any, limit: float | None, metric: str) -> Any:
 
 
 class LocalWidths(Protocol):
-    """Widths of N points, (N,), and of others, from the nearest of these and their distances."""
+    """Widths of N points, (N,), and of others from their nearest."""
 
     points: Floats
 
@@ -170,22 +164,7 @@ class LocalWidths(Protocol):
 
 
 class Neighbours:
-    """The nearest of N points, among themselves and of others; what is found once is kept.
-
-    Parameters
-    ----------
-    space : Space or Table
-        The points, and their metric.
-    count : int
-        Neighbours of each point.
-    search : {'auto', 'tree', 'brute', 'descent'}
-        See `neighbour_graph`.
-
-    Attributes
-    ----------
-    reason : str
-        How the neighbours are found, and why so.
-    """
+    """The nearest of N points, among themselves and of others, kept once found."""
 
     def __init__(self, space: Space | Table, count: int, search: str = "auto") -> None:
         self._space, self._count = space, count
@@ -200,7 +179,7 @@ class Neighbours:
         self, kernel: RadialKernel | None = None, keep: str = "either", *, local: bool | Floats = False,
         faintest: float = 0.0,
     ) -> Sparse:  # fmt: skip
-        """Return the graph of the points; as `neighbour_graph`. Edges below a faintest weight go without a word."""
+        """Return the graph of the points, as `neighbour_graph`; edges below a faintest weight go without a warning."""
         distances, ends = self.found
         weights = np.ones(distances.shape)
         if kernel is not None:
@@ -224,11 +203,9 @@ class Neighbours:
     def rows(
         self, queries: Any, kernel: RadialKernel, widths: LocalWidths | None = None
     ) -> tuple[Sparse, Floats, Floats]:
-        """Return the weights of the edges from other points to their nearest, (M, N), with local widths.
-
-        By default distances to the farthest of the neighbours. Each row is divided by its largest weight, whose
-        logarithm comes with it, (M,), and so do the widths of the points, (M,).
-        """
+        """Return the weights of the edges from other points to their nearest (M, N), logarithms (M,), widths (M,)."""
+        # Each row is divided by its largest weight, whose logarithm comes with it. Local widths are by default
+        # distances to the farthest of the neighbours.
         from scipy.sparse import csr_array
 
         if widths is None:
@@ -248,12 +225,12 @@ class Neighbours:
 
     @property
     def unit(self) -> float:
-        """The unit of `found`."""
+        """Of `found`."""
         return self._space.unit
 
     @cached_property
     def found(self) -> Found:
-        """Distances to the nearest other points, in the unit of these, and their numbers, both (N, count)."""
+        """Distances to the nearest other points, and their numbers, both (N, count)."""
         return self._space.nearest(self._count, self._search)
 
     @cached_property
@@ -263,7 +240,7 @@ class Neighbours:
 
 
 def positive(scales: Floats) -> Floats:
-    """Return scales with the least positive one where all neighbours lie at the place of a point."""
+    """Return scales with the least positive one in place of 0, where all neighbours lie at the place of a point."""
     there = scales > 0
     return np.where(there, scales, scales[there].min() if there.any() else 1.0)
 

@@ -1,4 +1,4 @@
-"""Truncated neighbourhoods of scattered nodes: a decaying kernel, as the sparse matrix of what counts of it."""
+"""Truncated neighbourhoods of scattered nodes, as a sparse matrix."""
 
 from __future__ import annotations
 
@@ -27,30 +27,10 @@ _NEAR = 0.5  # of k(0): neighbours with at least this much of it give a lower bo
 
 
 class NeighbourAffinity(SparseAffinity):
-    """A radial kernel between scattered nodes, cut off where it is negligible; O(pairs) memory and time an average.
+    """A radial kernel between scattered nodes, cut off where it is negligible; O(pairs) memory and time an average."""
 
-    The neighbours are found block by block (`nlflow.backends.numba.near`). The radius is chosen so that what is left
-    out of a row is, whatever the nodes, at most ``rtol / 2`` of its degree, hence averages are off by at most ``rtol``
-    times the largest deviation of the signal from its middle; ``error_estimate`` is that bound.
-
-    Parameters
-    ----------
-    kernel : RadialKernel
-    domain : Grid or Points
-    features : array of shape (N, d)
-        What is compared.
-    rtol : float
-        Of averages; kernels of compact support are exact.
-    memory_limit : float, optional
-        Bytes.
-
-    Raises
-    ------
-    InputError
-        For another kernel, or more dimensions than blocks are good for.
-    MemoryLimitError
-        When the pairs would pass the limit.
-    """
+    # The radius is chosen so that what is left out of a row is, whatever the nodes, at most ``rtol / 2`` of its degree,
+    # hence averages are off by at most ``rtol`` times the largest deviation of the signal from its middle.
 
     def __init__(
         self, kernel: Kernel, domain: Domain, features: NDArray[Any], *, rtol: float, memory_limit: float | None = None
@@ -111,10 +91,8 @@ class NeighbourAffinity(SparseAffinity):
 
 
 def count_neighbours(points: NDArray[Any], radii: Sequence[float], samples: int = 256) -> list[float]:
-    """Return estimates of how many nodes, itself among them, are within each radius of a node; O(samples d) time.
-
-    From pairs of a few nodes with more of them, evenly spread over their numbers.
-    """
+    """Return estimates of how many nodes are within each radius of a node; O(samples d) time."""
+    # From pairs of a few nodes with more of them, evenly spread over their numbers. A node is among its own.
     from scipy.spatial.distance import cdist
 
     n = len(points)

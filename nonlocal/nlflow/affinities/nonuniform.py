@@ -23,36 +23,15 @@ _GUESS = 1e-3  # of the total weight, that the least degree is taken for at firs
 
 
 class NonuniformAffinity(Affinity):
-    """A Gaussian between scattered nodes in up to three dimensions; O(N log(1/rtol)^m) time an average.
+    """A Gaussian between scattered nodes in up to three dimensions; O(N log(1/rtol)^m) time an average."""
 
-    The kernel is a short Fourier sum on a box that is larger than the domain by its reach,
-    k(x - y) = sum_m c_m exp(2 pi i m (x - y) / L): the coefficients of the weighted signal (transform of type 1) are
-    multiplied by c_m and evaluated at the nodes (type 2), by FINUFFT (Barnett, Magland and af Klinteberg 2019, doi
-    10.1137/18M120885X). The number of modes is O((domain / width)^m).
-
-    ``error_estimate`` is the sum of the parts left out and of the transforms' own tolerances, which FINUFFT keeps in
-    practice but does not prove, times the total weight over the least degree.
-
-    Parameters
-    ----------
-    kernel : Gaussian
-    domain : Grid or Points
-    features : array of shape (N, m)
-        What is compared, m = 1, 2 or 3.
-    rtol : float
-        Of averages, relative to the largest deviation of the signal from its middle.
-    memory_limit : float, optional
-        Bytes.
-
-    Raises
-    ------
-    InputError
-        For another kernel or more dimensions, or when FINUFFT is not installed.
-    NumericalError
-        When `rtol` is out of reach, since some degree is too small beside the total weight.
-    MemoryLimitError
-        When the kernel is so narrow that its modes do not fit.
-    """
+    # The kernel is a short Fourier sum on a box that is larger than the domain by its reach,
+    # k(x - y) = sum_m c_m exp(2 pi i m (x - y) / L): the coefficients of the weighted signal (transform of type 1) are
+    # multiplied by c_m and evaluated at the nodes (type 2), by FINUFFT (Barnett, Magland and af Klinteberg 2019, doi
+    # 10.1137/18M120885X). The number of modes is O((domain / width)^m).
+    #
+    # ``error_estimate`` is the sum of the parts left out and of the transforms' own tolerances, which FINUFFT keeps in
+    # practice but does not prove, times the total weight over the least degree.
 
     method = "nufft"
 
@@ -170,7 +149,7 @@ class NonuniformAffinity(Affinity):
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes that the affinity keeps."""
+        """See `Affinity.memory_bytes`."""
         # The two transforms hold an oversampled grid (by 2 in each dimension) and the order of the nodes each.
         transforms = 2 * (16 * 2**self._symbol.ndim * self._symbol.size + 16 * len(self._points))
         return int(2 * self._points.nbytes + self._symbol.nbytes + self._degrees.nbytes + transforms)

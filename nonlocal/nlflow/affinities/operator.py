@@ -1,4 +1,4 @@
-"""Sums with a kernel between two sets of points, in the open: (Kw)_i = sum_j k(x_i, y_j) w_j, and their derivatives."""
+"""Sums with a kernel between two sets of points, and their derivatives."""
 
 from __future__ import annotations
 
@@ -51,8 +51,7 @@ class Gradients:
 def kernel_operator(kernel: Kernel, x: Any, y: Any = None) -> KernelOperator:
     """Return the sums (Kw)_i = sum_j k(x_i, y_j) w_j as an operator, without a matrix.
 
-    Weights have any sign. O((M + N) d) memory and O(M N d) time a product, by compiled loops; blocks of points that are
-    too far apart to be seen are left out.
+    Weights have any sign; rounding is relative to sum_j k_ij |w_j|. O((M + N) d) memory, O(M N d) time a product.
 
     Parameters
     ----------
@@ -71,12 +70,6 @@ def kernel_operator(kernel: Kernel, x: Any, y: Any = None) -> KernelOperator:
     InputError
         For another kernel, points of other kinds or widths, and NaN.
 
-    Notes
-    -----
-    The error of a sum is at most 2e-13 in float64, and 4e-6 in float32, of sum_j k_ij |w_j| + k(0) sum_j |w_j| / N, as
-    it was measured; the last part is for weights that are too small beside k(0) to be seen. Points that are tensors of
-    a device other than the processor are summed there, in tiles.
-
     Examples
     --------
     >>> import numpy as np
@@ -93,7 +86,7 @@ def kernel_operator(kernel: Kernel, x: Any, y: Any = None) -> KernelOperator:
 
 
 class KernelOperator(LinearOperator):
-    """The sums (Kw)_i = sum_j k(x_i, y_j) w_j, of shape (M, N); see `kernel_operator`, which makes it.
+    """The sums (Kw)_i = sum_j k(x_i, y_j) w_j, of shape (M, N); `kernel_operator` makes it.
 
     ``k @ w`` takes arrays (N,) and (N, C), and tensors where points are tensors: those have first derivatives with
     respect to points and weights. ``k.T`` is the sum over the first points.
@@ -192,7 +185,7 @@ class KernelOperator(LinearOperator):
 
     @cached_property
     def parameters(self) -> tuple[str, ...]:
-        """By which of the kernel's parameters `gradients` derives."""
+        """Those by which `gradients` derives."""
         kernel = self._compared
         own = ("scale",) if isinstance(kernel, ExpDotProduct) and kernel.scale is not None else kernel.positive
         return ("amplitude", *(name for name in own if isinstance(kernel, ExpDotProduct) or self._by(name) is not None))

@@ -1,7 +1,4 @@
-"""Sums of a formula of the distance over all pairs of points, times weights of any sign or differences of the points.
-
-For forces, and for derivatives of sums by positions. The loops are in `nlflow.backends.numba.forces`.
-"""
+"""Sums of a formula of the distance over all pairs of points, times weights or differences of the points."""
 
 from __future__ import annotations
 
@@ -23,22 +20,14 @@ _TILE = 2**22  # numbers, on tensors
 
 
 class PairFields:
-    """The sums sum_j g(|x_i - y_j|^2) v_j, and sum_j g(|x_i - y_j|^2) v_j (x_i - y_j), of points in float32 or float64.
+    """The sums over j of g(|x_i - y_j|^2) v_j, and of g(|x_i - y_j|^2) v_j (x_i - y_j), in float32 or float64."""
 
-    O((M + N) (d + C)) memory, O(M N (d + C)) time; blocks of 64 points that are farther apart than `reach` are left
-    out. Terms are added up in the precision of the points, 128 at a time, and these sums in float64. The bits do not
-    depend on the number of threads. Tensors take tiles of rows on their device, all pairs, in their own precision.
-
-    Parameters
-    ----------
-    formula : Expression
-        g as an expression of the squared distance, in powers of two (`nlflow.kernels.forms.base_two`).
-    reach : float
-        Distance beyond which g is taken for 0.
-    periods : array of shape (d,), optional
-        Of a box in which distances are those to the nearest image; 0 for a coordinate without one. Differences of
-        coordinates have to be less than some thousand periods.
-    """
+    # O((M + N) (d + C)) memory, O(M N (d + C)) time; blocks of 64 points that are farther apart than `reach` are left
+    # out. Terms are added up in the precision of the points, 128 at a time, and these sums in float64. The bits do not
+    # depend on the number of threads. Tensors take tiles of rows on their device, all pairs, in their own precision.
+    # - formula : g as an expression of the squared distance, in powers of two (`nlflow.kernels.forms.base_two`)
+    # - periods : (d,), of a box in which distances are those to the nearest image; 0 for a coordinate without one.
+    #   Differences of coordinates have to be less than some thousand periods.
 
     def __init__(self, formula: Expression, reach: float = math.inf, periods: Floats | None = None) -> None:
         from nlflow.backends.numba.pairwise import PERIODIC
@@ -55,10 +44,8 @@ class PairFields:
         return self._summed(x, y, values, pulls=False)
 
     def pulls(self, x: Array, y: Array, weights: Array) -> Array:
-        """Return sum_j g_ij w_j (x_i - y_j) for weights (N,); shape (M, d), in float64 for arrays.
-
-        Where `x` is `y`, g of a pair is computed once, and what its points do to each other has the same bits.
-        """
+        """Return sum_j g_ij w_j (x_i - y_j) for weights (N,); shape (M, d), in float64 for arrays."""
+        # Where `x` is `y`, g of a pair is computed once, and what its points do to each other has the same bits.
         if not is_numpy(x):
             xp = namespace(x)
             return self._tiled(x, y, lambda g, gaps: xp.stack([(g * gap) @ weights for gap in gaps], axis=1))

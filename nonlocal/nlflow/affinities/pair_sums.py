@@ -1,7 +1,4 @@
-"""Sums of a kernel over all pairs of nodes without a matrix: which loop, in which precision, in which order.
-
-The loops are in `nlflow.backends.numba.pairwise`.
-"""
+"""Sums of a kernel over all pairs of nodes without a matrix: which loop, in which precision, in which order."""
 
 from __future__ import annotations
 
@@ -33,40 +30,16 @@ _FARTHEST = {"float32": 1e18, "float64": 1e150}  # over the width: squares stay 
 
 
 class PairSums:
-    """The sums sum_j k(x_i, y_j) v_j for all i, with O(N (d + D)) memory and O(N M (d + D)) time.
+    """The sums sum_j k(x_i, y_j) v_j for all i, with O(N (d + D)) memory and O(N M (d + D)) time."""
 
-    Radial kernels leave out what cannot change a sum by a hundredth of a rounding: nodes are sorted into compact blocks
-    (`nlflow.affinities.regions`), and blocks that are too far from each other are skipped, so narrow kernels cost less
-    than all pairs. With `rtol` what is left out of a row is, whatever the nodes, at most ``rtol / 2`` of its degree.
-
-    Parameters
-    ----------
-    kernel : RadialKernel or ExpDotProduct
-        Radial ones of a formula that can be compiled.
-    queries : array of shape (M, d)
-    keys : array of shape (N, d)
-        The same array as `queries` where they are the same.
-    weights : array of shape (N,)
-        Quadrature weights of the keys, > 0.
-    bias : array of shape (N,), optional
-        Added to the logits of a dot product.
-    rtol : float
-        Where queries are the keys of a radial kernel; 0 for sums that are exact to rounding. Pairs are left out for
-        both of their nodes or for none, so that the sums are those of a symmetric kernel.
-
-    Attributes
-    ----------
-    weights : array of shape (N,)
-        Over the largest quadrature weight.
-    log_unit : float
-        Logarithm of that.
-
-    Raises
-    ------
-    InputError
-        For another kernel (see `not_compiled`), and for features whose extent over the kernel's width, whose logits or
-        whose weights no float holds.
-    """
+    # Radial kernels leave out what cannot change a sum by a hundredth of a rounding: nodes are sorted into compact
+    # blocks (`nlflow.affinities.regions`), and blocks that are too far from each other are skipped, so narrow kernels
+    # cost less than all pairs. With `rtol` what is left out of a row is, whatever the nodes, at most ``rtol / 2`` of
+    # its degree. Pairs are left out for both of their nodes or for none, so that the sums are those of a symmetric
+    # kernel.
+    # - queries, keys : (M, d) and (N, d), one array where they are the same
+    # - weights : (N,), quadrature weights of the keys, > 0; kept over the largest, whose logarithm is `log_unit`
+    # - bias : (N,), added to the logits of a dot product
 
     def __init__(
         self, kernel: Kernel, queries: NDArray[Any], keys: NDArray[Any], weights: Floats, bias: Floats | None = None,
@@ -109,11 +82,9 @@ class PairSums:
                 raise InputError("affinity: it has logits that overflow; scale the features or the kernel")
 
     def precision(self, dtype: Any) -> str:
-        """Return the float type in which sums for signals of `dtype` are computed.
-
-        float64 instead of float32 for kernels that jump, and where rounding the features (or the logits) to float32
-        would be seen in the weights.
-        """
+        """Return the float type in which sums for signals of `dtype` are computed."""
+        # float64 instead of float32 for kernels that jump, and where rounding the features (or the logits) to float32
+        # would be seen in the weights.
         name = np.dtype(dtype).name
         if name == "float64" or math.isinf(self._steepness) or self._lightest < _WEIGHTS[name]:
             return "float64"
@@ -173,31 +144,14 @@ class PairSums:
         weighted: bool = True,
         memory_limit: float | None = None,
     ) -> tuple[Floats, Floats, Floats]:
-        """Return the sums.
-
-        Parameters
-        ----------
-        values : array of shape (N, D)
-            float32 or float64, which decides the precision.
-        rows : array of int, optional
-            The queries that are asked for; all by default.
-        degrees : bool
-            Whether the sums of the weights themselves are wanted; they are 0 otherwise.
-        weighted : bool
-            Whether values are multiplied by the quadrature weights. Sums without are relative to exp(peaks - log_unit).
-        memory_limit : float, optional
-            Bytes.
-
-        Returns
-        -------
-        sums : array of shape (M, D)
-            sum_j w_j k(x_i, y_j) v_j over exp(peaks_i).
-        totals : array of shape (M,)
-            sum_j w_j k(x_i, y_j) over exp(peaks_i).
-        peaks : array of shape (M,)
-            The logarithm of the largest weight, so that no unit of w over- or underflows. For dot products what the
-            logits of each row are relative to besides: within 21 of the largest and never far below it.
-        """
+        """Return sum_j w_j k_ij v_j (M, D) and sum_j w_j k_ij (M,), both over exp(peaks_i), and peaks (M,)."""
+        # - values : (N, D), float32 or float64, which decides the precision
+        # - rows : the queries that are asked for
+        # - degrees : whether totals are wanted; they are 0 otherwise
+        # - weighted : whether values are multiplied by the quadrature weights; without, sums are relative to
+        #   exp(peaks - log_unit)
+        # - peaks : the logarithm of the largest weight, so that no unit of w over- or underflows; for dot products what
+        #   the logits of each row are relative to besides: within 21 of the largest and never far below it
         name = self.precision(values.dtype)
         count, channels = len(self._x) if rows is None else len(rows), values.shape[1]
         d, itemsize = self._y.shape[1], np.dtype(name).itemsize
@@ -425,13 +379,8 @@ def _filled(a: NDArray[Any], axis: int, multiple: int) -> NDArray[Any]:
 
 
 def relative_weights(weights: Floats, least: float) -> tuple[Floats, float]:
-    """Return quadrature weights over the largest one, and the logarithm of that.
-
-    Raises
-    ------
-    InputError
-        When some are less than the share `least` of the largest, beside which sums would lose them.
-    """
+    """Return quadrature weights over the largest one, and the logarithm of that."""
+    # Raises `InputError` when some are less than the share `least` of the largest, beside which sums would lose them.
     largest = float(weights.max())
     relative = weights / largest
     if not relative.min() >= least:
@@ -440,10 +389,8 @@ def relative_weights(weights: Floats, least: float) -> tuple[Floats, float]:
 
 
 def warn_isolated(totals: NDArray[Any], own: NDArray[Any], kernel: Kernel | None) -> None:
-    """Warn when nodes see none but themselves: `totals` are degrees, `own` (with its rounding) a node's own part of it.
-
-    For radial kernels, of which k(x, x) is 1. Two nodes at one place see each other.
-    """
+    """Warn when nodes see none but themselves: `totals` are degrees, `own` a node's own part, with its rounding."""
+    # For radial kernels, of which k(x, x) is 1. Two nodes at one place see each other.
     if isinstance(kernel, ExpDotProduct) or len(totals) == 1:
         return
     alone = int(np.count_nonzero(totals <= own))

@@ -1,4 +1,4 @@
-"""Affinities without a matrix: weights between all pairs of nodes, computed anew at each average."""
+"""Affinities without a matrix: weights are computed anew at each average."""
 
 from __future__ import annotations
 
@@ -17,32 +17,12 @@ from nlflow.kernels import ExpDotProduct, Kernel
 
 
 class PairwiseAffinity(Affinity):
-    """The weights between all pairs of nodes, computed anew at each average: O(N d) memory, O(N^2 (d + D)) time.
+    """The weights between all pairs of nodes, computed anew at each average: O(N d) memory, O(N^2 (d + D)) time."""
 
-    Accurate to rounding. Blocks of nodes that are so far apart that their weights cannot be seen are skipped, so
-    kernels that are narrow against the domain cost less.
-
-    With `rtol` more blocks of a radial kernel are skipped: what is left out of a row is at most ``rtol / 2`` of its
-    degree, hence averages are off by at most ``rtol`` times the largest deviation of the signal from its middle, and by
-    rounding; ``error_estimate`` is that bound. What is left out is left out for both nodes of a pair, so P stays
-    self-adjoint, and constants stay.
-
-    Parameters
-    ----------
-    kernel : RadialKernel or ExpDotProduct
-    domain : Grid or Points
-    queries, keys : array of shape (N, d)
-        Features, float32 or float64; the same array where queries are the keys.
-    rtol : float
-        0 for sums that are exact to rounding.
-    memory_limit : float, optional
-        Bytes.
-
-    Warns
-    -----
-    NlflowWarning
-        When nodes see no other node, so that they keep their value.
-    """
+    # Accurate to rounding; blocks of nodes that are so far apart that their weights cannot be seen are skipped. With
+    # `rtol` more blocks of a radial kernel are skipped: what is left out of a row is at most ``rtol / 2`` of its
+    # degree, hence averages are off by at most ``rtol`` times the largest deviation of the signal from its middle, and
+    # by rounding. It is left out for both nodes of a pair, so P stays self-adjoint, and constants stay.
 
     method = "pairwise"
     terms = BLOCK
@@ -92,7 +72,7 @@ class PairwiseAffinity(Affinity):
         self._degrees[precision] = (totals, peaks)
 
     def logarithm(self, dtype: Any) -> Floats:
-        """Return log d in float64, computed in the precision that signals of `dtype` have; shape (N,)."""
+        """Return log d in float64, (N,), computed in the precision of signals of `dtype`."""
         name = self.pairs.precision(dtype)
         if name not in self._degrees:
             _, totals, peaks = self.pairs(np.empty((self.domain.size, 0), dtype), memory_limit=self._limit)

@@ -1,4 +1,4 @@
-"""Nodes in compact blocks: an order in which near ones are together, and boxes that tell how far blocks are apart."""
+"""Nodes in compact blocks, and boxes that tell how far blocks are apart."""
 
 from __future__ import annotations
 
@@ -23,15 +23,14 @@ LARGEST = float(np.finfo(np.float64).max)
 
 
 def squared_limit(reach: float, slack: float) -> float:
-    """Return the squared distance up to which boxes are not left out, for a reach and what rounding adds to it."""
+    """Return the squared distance up to which boxes are kept, for a reach and what rounding adds to it."""
     return min((reach + slack) * (reach + slack) * (1 + 1e-6), LARGEST)
 
 
 class Frame:
-    """The principal axes of points (N, d), the longest first, at most 16 of them.
+    """The principal axes of points (N, d), the longest first, at most 16 of them."""
 
-    Boxes along them are tight where the points fill a flat of few dimensions, however it lies in their space.
-    """
+    # Boxes along them are tight where the points fill a flat of few dimensions, however it lies in their space.
 
     def __init__(self, points: NDArray[Any]) -> None:
         low, high = (np.asarray(a, np.float64) for a in (points.min(axis=0), points.max(axis=0)))
@@ -52,7 +51,7 @@ class Frame:
         self.slack = 4 * math.sqrt(self._axes.shape[1]) * (points.shape[1] + 2) * _EPS * size * unit
 
     def place(self, points: NDArray[Any]) -> Floats:
-        """Return coordinates along the axes, (N, axes)."""
+        """Return coordinates along the axes."""
         result = np.empty((len(points), self._axes.shape[1]))
         with blas_limited():
             for start in range(0, len(points), 2**16):  # no copy of all in float64
@@ -62,10 +61,8 @@ class Frame:
 
 
 def along_axes(places: Floats) -> NDArray[np.intp]:
-    """Return an order of points (N, axes) in which each `BLOCK` of them is compact; O(N log N) time.
-
-    Halves across the longest axis of what is halved, until a block is left.
-    """
+    """Return an order of points (N, axes) in which each `BLOCK` of them is compact; O(N log N) time."""
+    # Halves across the longest axis of what is halved, until a block is left.
     order, parts = np.arange(len(places)), [(0, len(places))]
     with blas_limited():
         while parts:
@@ -96,7 +93,7 @@ def _longest(points: Floats) -> Floats:
 
 
 def places_in(order: NDArray[np.intp]) -> NDArray[np.intp]:
-    """Return where each node is in an order: the inverse permutation."""
+    """Return where each node is in an order."""
     places = np.empty_like(order)
     places[order] = np.arange(len(order))
     return places
@@ -104,14 +101,7 @@ def places_in(order: NDArray[np.intp]) -> NDArray[np.intp]:
 
 @dataclass(frozen=True)
 class Regions:
-    """Boxes around blocks of nodes, and how far each block sees.
-
-    Attributes
-    ----------
-    lows, highs : array of shape (blocks, axes)
-    limits : array of shape (blocks,)
-        Squared distances beyond which a block leaves others out, if they do so as well.
-    """
+    """Boxes around blocks of nodes, (blocks, axes), and squared distances beyond which a block leaves others out."""
 
     lows: Floats
     highs: Floats
@@ -119,7 +109,7 @@ class Regions:
 
     @classmethod
     def of(cls, places: Floats, limits: Floats | float) -> Regions:
-        """Return those of points in order, (N, axes)."""
+        """Return those of ordered points."""
         starts = np.arange(0, len(places), BLOCK)
         lows, highs = np.minimum.reduceat(places, starts), np.maximum.reduceat(places, starts)
         return cls(lows, highs, np.broadcast_to(limits, len(starts)).astype(np.float64))
@@ -130,7 +120,7 @@ class Regions:
         return cls.of(np.empty((count, 0)), 0.0)
 
     def share_seen(self, other: Regions, samples: int = 64) -> float:
-        """Return an estimate of the share of pairs with another that are not left out, from some of the blocks."""
+        """Return an estimate of the share of pairs with another that are kept."""
         seen = []
         for block in np.linspace(0, len(self.limits) - 1, min(samples, len(self.limits))).astype(np.intp):
             gaps = np.maximum(np.maximum(other.lows - self.highs[block], self.lows[block] - other.highs), 0)

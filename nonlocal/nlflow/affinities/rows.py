@@ -1,4 +1,4 @@
-"""Affinity of tokens whose rows are formed when they are asked for: for flows in which they change at every stage."""
+"""Affinity of tokens for flows in which they change at every stage."""
 
 from __future__ import annotations
 
@@ -24,18 +24,7 @@ _COMPILED = 512  # tokens, from which on compiled sums are faster than rows
 
 @underflowing
 class RowAffinity(Affinity):
-    """Exponential dot products of tokens, a block of rows at a time; no matrix is kept.
-
-    What `DenseAffinity` keeps as a matrix is formed anew by each average: O(N^2 (d + D)) time, O(N d) memory, for
-    kernels that are used once, by one stage of one step.
-
-    Parameters
-    ----------
-    kernel : ExpDotProduct
-    domain : Points
-    tokens : array of shape (N, d)
-    mask : Mask, optional
-    """
+    """Exponential dot products of tokens (N, d), a block of rows at a time: O(N^2 (d + D)) time, O(N d) memory."""
 
     method = "rows"
     reason = "the kernel changes with every stage, so its rows are formed once and not kept"
@@ -65,23 +54,23 @@ class RowAffinity(Affinity):
 
     @property
     def evolves(self) -> bool:
-        """Whether the tokens can be others."""
+        """See `Affinity.evolves`."""
         return True
 
     def update(self, u: Array) -> RowAffinity:
-        """Return the affinity of other tokens, of the same kind and shape. O(N d)."""
+        """Return the affinity of other tokens."""
         result = copy.copy(self)
         result._take(u)
         return result
 
     @property
     def takes_unsound(self) -> bool:
-        """Whether a flow may let it follow a signal that turns out not to be finite; see `Affinity.takes_unsound`."""
+        """See `Affinity.takes_unsound`."""
         return self._looked[0]
 
     @property
     def tracked(self) -> bool:
-        """Whether it was made from tokens that require a gradient."""
+        """See `Affinity.tracked`."""
         return bool(getattr(self.tokens, "requires_grad", False))
 
     def log_rows(self) -> Iterator[tuple[slice, Array]]:

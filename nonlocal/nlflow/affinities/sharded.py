@@ -1,10 +1,7 @@
-"""Affinities whose nodes are shared out among processes: one script, started once for each, by ``torchrun``.
+"""Affinities whose nodes are shared out among processes: one script, started once for each.
 
-Each process has consecutive nodes: their positions, queries and keys, and their rows of every signal. An average meets
-the nodes of the others through messages (``torch.distributed``: gloo between CPUs, nccl between GPUs), and all that is
-summed over nodes (energies, means, norms, products of conjugate gradients, stopping rules) is summed over all
-processes, with the same bits in each, so that all take the same decisions. `nlflow.J`, `nlflow.E`, flows,
-`nlflow.solve` and minimizers are used as in one process, by all processes alike::
+Each process has consecutive nodes, and their rows of each signal. `nlflow.J`, `nlflow.E`, flows, `nlflow.solve` and
+minimizers are used as in one process, by all processes alike::
 
     import torch
     import torch.distributed as dist
@@ -18,9 +15,8 @@ processes, with the same bits in each, so that all take the same decisions. `nlf
     whole = distributed.gather(p.shard(solution.final))  # solution.final has the rows of this process
     dist.destroy_process_group()
 
-as ``torchrun --nproc-per-node 2 script.py``. Checkpoints (`nlflow.Checkpoint`, ``solve(..., resume=path)``) are written
-by the first process and read by all, of which there may be another number then. Where a process is lost the others
-raise `ProcessError`, at the latest after the timeout that ``init_process_group`` was given.
+as ``torchrun --nproc-per-node 2 script.py``. Where a process is lost the others raise `ProcessError`, at the latest
+after the timeout of ``init_process_group``.
 """
 
 from __future__ import annotations
@@ -68,7 +64,7 @@ def rows(count: int, group: Any = None) -> slice:
 
 
 def points(nodes: ArrayLike, weights: ArrayLike | None = None, *, volume: float = 1.0, group: Any = None) -> Points:
-    """Return the nodes of this process as a domain.
+    """Return the nodes of this process as a domain; called by all processes.
 
     Parameters
     ----------
@@ -99,12 +95,12 @@ def local(signal: Tensor) -> Tensor:
 
 
 def gather(signal: Tensor) -> Tensor:
-    """Return the rows of all processes, (N, ...), as an ordinary tensor in each of them; O(N D) memory.
+    """Return the rows of all processes, (N, ...), as an ordinary tensor in each of them.
 
     Raises
     ------
     InputError
-        For a tensor that is no shard; `ShardedAffinity.shard` makes one of this process's rows.
+        For a tensor that is no shard.
     """
     if not isinstance(signal, Shard):
         raise InputError(f"signal: got {type(signal).__name__}, expected a shard; make one by the affinity's shard()")
@@ -143,6 +139,8 @@ def affinity(
 ) -> ShardedAffinity:
     """Return the affinity of a kernel between the nodes of all processes; called by all of them.
 
+    Averages agree with those of one process to rounding.
+
     Parameters
     ----------
     kernel : RadialKernel or ExpDotProduct
@@ -153,10 +151,8 @@ def affinity(
     queries : tensor like `features`, optional
         Queries of a dot product; the features themselves by default.
     mode : {'ring', 'gather'}
-        ``ring``: keys and values go round, so that a process holds O(n (d + D)) numbers, n its own nodes. In each
-        average it sends a block to the next process, once less than there are processes, while sums are computed.
-        ``gather``: each process has the keys and the values of all, O(N (d + D)); the values are gathered once for each
-        average.
+        ``ring``: keys and values go round, O(n (d + D)) memory for n nodes a process. ``gather``: each process has the
+        keys and the values of all, O(N (d + D)) memory.
     group : ProcessGroup, optional
         All processes by default.
     memory_limit : float, optional
@@ -175,11 +171,6 @@ def affinity(
         When what is needed would pass the limit.
     ProcessError
         Where a process is lost.
-
-    Notes
-    -----
-    Averages agree with those of one process to rounding; sums are taken block by block, in an order that depends on the
-    number of processes.
     """
     check_choice("mode", mode, MODES)
     if not isinstance(domain, Points):
@@ -235,12 +226,7 @@ class _Sharded(Affinity):
     _processes: Processes
 
     def shard(self, values: Tensor) -> Tensor:
-        """Return a tensor of this process's rows as a shard of a signal, for what takes no tensor (a fidelity).
-
-        Parameters
-        ----------
-        values : tensor of shape (n, ...)
-            The shard shares its memory.
+        """Return a tensor of this process's rows (n, ...) as a shard of a signal, which shares its memory.
 
         Raises
         ------
@@ -332,7 +318,7 @@ class _Sharded(Affinity):
 
 
 class ShardedAffinity(_Sharded):
-    """The weights between the nodes of all processes, computed anew at each average; see `affinity`, which makes it.
+    """The weights between the nodes of all processes, computed anew at each average; `affinity` makes it.
 
     Signals are given as tensors of this process's rows, and come back as shards of the whole (`local`, `gather`).
     Sums, means and extremes over the nodes of a shard are those over the nodes of all processes.

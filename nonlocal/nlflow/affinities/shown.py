@@ -1,4 +1,4 @@
-"""What an affinity says of itself in notebooks, to itself and to the flows and chains that are made of it."""
+"""What an affinity says of itself."""
 
 from __future__ import annotations
 
@@ -35,10 +35,8 @@ def said(affinity: Any) -> list[tuple[str, Any]]:
 
 
 def pictured(affinity: Any, caption: str, values: Callable[[], Any]) -> str:
-    """Return a picture of values at the nodes.
-
-    An empty text for more than 4096 nodes, for batches and tensors, and where `values` refuses.
-    """
+    """Return a picture of values at the nodes, or an empty text."""
+    # For more than 4096 nodes, for batches and tensors, and where `values` refuses.
     try:
         if affinity.domain.size > MOST_NODES or affinity.domain.leading or not is_numpy(affinity.log_degree):
             return ""
@@ -48,7 +46,7 @@ def pictured(affinity: Any, caption: str, values: Callable[[], Any]) -> str:
 
 
 def row_pictured(affinity: Any) -> str:
-    """Return a picture of a row of P, that of the node in the middle: one move of a law."""
+    """Return a picture of the row of P of the node in the middle."""
     node = tuple(n // 2 for n in affinity.domain.shape)
 
     def row() -> Any:

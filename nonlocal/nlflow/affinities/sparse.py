@@ -37,8 +37,8 @@ class SparseAffinity(Affinity):
     ----------
     domain : Domain
     edges : scipy.sparse.csr_array of shape (N, N)
-        W_ij = w_i w_j k_ij >= 0, as `Affinity.edges` returns them, with or without a diagonal. Shared, not copied. A
-        node without edges keeps its value in averages; its w_i d_i is then the mean of the others'.
+        W_ij = w_i w_j k_ij >= 0, with or without a diagonal. Shared, not copied. A node without edges keeps its value
+        in averages; its w_i d_i is then the mean of the others'.
     kernel : Kernel, optional
         That the weights come from; `edges` are without its amplitude.
     dtype : dtype, optional
@@ -49,10 +49,10 @@ class SparseAffinity(Affinity):
     Attributes
     ----------
     components : array of int32 of shape ``domain.shape``
-        Number of the connected component of each node, 0, 1, ... An edge connects its ends whichever way it runs.
+        Number of the connected component of each node. An edge connects its ends whichever way it runs.
     component_count : int
     kept : Kept
-        What was made of the edges once and serves again, such as the factors of a Laplacian; scaled ones share it.
+        What was made of the edges once and serves again; scaled ones share it.
     """
 
     method = "sparse"
@@ -119,11 +119,9 @@ class SparseAffinity(Affinity):
         return result
 
     def without_loops(self) -> SparseAffinity:
-        """Return the graph without self-loops, where some node's outweighs its other edges; else this one.
-
-        Loops cancel from D - W, and so from the minimizers of J, but hide the digits of lighter edges in averages. It
-        is kept.
-        """
+        """Return the graph without self-loops, where some node's outweighs its other edges; else this one."""
+        # Loops cancel from D - W, and so from the minimizers of J, but hide the digits of lighter edges in averages. It
+        # is kept.
         loops = self._graph.diagonal()
         if not np.any(2 * loops > np.asarray(self._graph.sum(axis=1)).ravel()):
             return self
@@ -161,7 +159,7 @@ class SparseAffinity(Affinity):
 
     @cached_property
     def components(self) -> NDArray[np.int32]:
-        """Number of the connected component of each node, shape ``domain.shape``."""
+        """Connected component of each node."""
         from scipy.sparse.csgraph import connected_components
 
         labels = connected_components(self._by_nodes(), directed=True, connection="weak")[1]
@@ -169,7 +167,7 @@ class SparseAffinity(Affinity):
 
     @cached_property
     def component_count(self) -> int:
-        """Number of connected components; a node without edges is one."""
+        """Number of connected components."""
         return int(self.components.max()) + 1
 
     def laplacian(self, normalization: str = "combinatorial") -> Sparse:
@@ -178,16 +176,9 @@ class SparseAffinity(Affinity):
         Parameters
         ----------
         normalization : {'combinatorial', 'random walk', 'symmetric'}
-            With P and d of this affinity as it is, not of K = k + k^T; written for quadrature weights of 1, where W_ij
-            = k_ij and D = diag(d):
-
-            - ``combinatorial``: D - W = D (I - P). For symmetric k J(u) = u^T (D - W) u, and the flow of J in the
-              metric ``l2`` is du/dt = -2 (D - W) u, without the 2 for ``scaled(0.5)``;
-            - ``random walk``: I - D^-1 W = I - P, of `AttentionFlow`, and of the flow of J in the metric ``degree`` for
-              symmetric k;
-            - ``symmetric``: I - D^-1/2 W D^-1/2 = D^1/2 (I - P) D^-1/2, that of v = D^1/2 u.
-
-            With weights w, P_ij = w_j k_ij / d_i, and w d takes the place of D in the symmetric one.
+            D - W, I - D^-1 W = I - P, or I - D^-1/2 W D^-1/2, of this affinity as it is, not of K = k + k^T; written for
+            quadrature weights of 1, where W_ij = k_ij and D = diag(d). Self-loops count in d. With weights w, P_ij =
+            w_j k_ij / d_i, and w d takes the place of D in the symmetric one.
 
         Returns
         -------
@@ -199,11 +190,6 @@ class SparseAffinity(Affinity):
             For the symmetric one of an affinity that is not symmetric.
         NumericalError
             When the degrees of the combinatorial one overflow.
-
-        Notes
-        -----
-        Self-loops are a part of d, and cancel from D - W. `scipy.sparse.csgraph.laplacian` takes them out; without
-        loops it returns the same, the symmetric one with ``normed=True``.
         """
         from scipy.sparse import csr_array, diags_array
 

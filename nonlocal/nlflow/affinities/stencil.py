@@ -1,7 +1,6 @@
-"""Stencil affinities: windowed neighbourhoods on a grid, in compiled threaded loops.
+"""Stencil affinities: windowed neighbourhoods on a grid, in compiled threaded loops."""
 
-All axes but the last are flattened into rows: a line has one row, a volume a row for each pair of outer numbers.
-"""
+# All axes but the last are flattened into rows: a line has one row, a volume a row for each pair of outer numbers.
 
 from __future__ import annotations
 
@@ -38,11 +37,9 @@ def _planar(grid: Grid, u: NDArray[Any], margin: tuple[int, ...], *, isolated: s
 
 
 def _rows_in(grid: Grid, radii: tuple[int, ...]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return, in rows of the padded signal, where the window of each row begins, and the rows of a window from there.
-
-    Row i of the signal sees the rows ``starts[i] + steps``, where steps has the shape (planes, rows in a plane). In one
-    and two dimensions there is one plane, and both count 0, 1, 2 and so on.
-    """
+    """Return, in rows of the padded signal, where each row's window begins, and its rows from there."""
+    # Row i of the signal sees the rows ``starts[i] + steps``, where steps has the shape (planes, rows in a plane). In
+    # one and two dimensions there is one plane, and both count 0, 1, 2 and so on.
     outer = tuple(zip(grid.shape[:-1], radii[:-1], strict=True))
     padded = tuple(n + 2 * r for n, r in outer)
     numbers = np.arange(math.prod(padded), dtype=np.int64).reshape(padded)
@@ -123,30 +120,9 @@ class _Stencil(Affinity):
 
 
 class PatchStencil(_Stencil):
-    """The patch kernel of nonlocal means in its window, on grids of one or two axes.
+    """The patch kernel of nonlocal means in its window, on grids of one or two axes; O(N window D) time an average."""
 
-    Half of the symmetric stencil is stored, (window area - 1)/2 weights a node, or none with ``store=False``: weights
-    are then computed anew at each average. An average takes O(N window D) time; the result does not depend on the
-    number of threads.
-
-    Parameters
-    ----------
-    kernel : Patch
-    grid : Grid
-    image : array of shape ``grid.shape + (C,)``
-        What the patches are taken from, float32 or float64; the affinity has its dtype.
-    radii : tuple of int
-        Half sides of the window.
-    store : bool
-        Keep the weights.
-    memory_limit : float, optional
-        Bytes.
-
-    Raises
-    ------
-    MemoryLimitError
-        When the stored weights would pass the limit.
-    """
+    # Half of the symmetric stencil is stored, (window area - 1)/2 weights a node, or none with ``store=False``.
 
     def __init__(
         self,
@@ -230,17 +206,7 @@ class PatchStencil(_Stencil):
 
 
 class TableStencil(_Stencil):
-    """A position kernel truncated to a window (or to where it is negligible), summed directly.
-
-    One table of weights serves all nodes: O(N + window) memory, O(N window D) time an average.
-
-    Parameters
-    ----------
-    kernel : RadialKernel or Anisotropic
-    grid : Grid
-    window : int, optional
-        Half side of the window in nodes; by default the kernel's whole support.
-    """
+    """A position kernel truncated to a window, or to where it is negligible; O(N window D) time an average."""
 
     def __init__(
         self, kernel: PositionKernel, grid: Grid, window: int | None = None, memory_limit: float | None = None
@@ -285,7 +251,7 @@ class TableStencil(_Stencil):
         return super()._push(law.astype(np.float64)).astype(law.dtype)
 
     def known_spectrum(self) -> Floats | None:
-        """Return eigenvalues of P, that of constants first; see `Affinity.known_spectrum`."""
+        """See `Affinity.known_spectrum`."""
         if self._grid.boundary == "isolated":
             return None
         symbol = table_symbol(self._table.reshape([2 * r + 1 for r in self._radii]), self._grid).ravel()

@@ -44,15 +44,8 @@ def table_radius(kernel: PositionKernel, grid: Grid, window: int | None) -> tupl
 def kernel_table(
     kernel: PositionKernel, grid: Grid, window: int | None = None, memory_limit: float | None = None
 ) -> Floats:
-    """Return k at all offsets of the box from `table_radius`, without the amplitude, shape (2 R + 1, ...).
-
-    Raises
-    ------
-    InputError
-        When their sum is too large for sums with signals, or 0.
-    MemoryLimitError
-        As `log_table`.
-    """
+    """Return k at all offsets of the box from `table_radius`, without the amplitude, (2 R + 1, ...)."""
+    # Raises `InputError` when their sum is too large for sums with signals, or 0; `MemoryLimitError` as `log_table`.
     logs = log_table(kernel, grid, window, memory_limit)
     with np.errstate(over="ignore", under="ignore"):  # far tails: k -> 0 is right
         table = np.asarray(np.exp(logs))
@@ -67,7 +60,7 @@ def kernel_table(
 
 
 def fits(dtype: Any, degrees: Floats) -> bool:
-    """Whether sums with these degrees stay in range in a precision, for signals of any usual size."""
+    """Whether sums with these degrees stay in range in a precision, for signals of usual size."""
     largest = _LARGEST[np.dtype(dtype).name]
     return bool(1 / largest < degrees.min() and degrees.max() < largest)
 
@@ -75,13 +68,8 @@ def fits(dtype: Any, degrees: Floats) -> bool:
 def log_table(
     kernel: PositionKernel, grid: Grid, window: int | None = None, memory_limit: float | None = None
 ) -> Floats:
-    """Return log k at all offsets of the box from `table_radius`, without the amplitude, shape (2 R + 1, ...).
-
-    Raises
-    ------
-    MemoryLimitError
-        When the kernel is so wide against the spacing that the table would pass the limit.
-    """
+    """Return log k at all offsets of the box from `table_radius`, without the amplitude, (2 R + 1, ...)."""
+    # Raises `MemoryLimitError` when the kernel is so wide against the spacing that the table would pass the limit.
     kernel.compared.check_squares()
     radii = table_radius(kernel, grid, window)
     sides = [2 * r + 1 for r in radii]
@@ -98,10 +86,8 @@ def log_table(
 
 
 def table_symbol(table: Floats, grid: Grid) -> Floats:
-    """Return the eigenvalues of the sum with a table on a periodic or reflecting grid, that of constants first.
-
-    In the layout of `scipy.fft.rfftn` for periodic grids, of the cosine transform of type 2 for reflecting ones.
-    """
+    """Return the eigenvalues of the sum with a table on a periodic or reflecting grid, that of constants first."""
+    # In the layout of `scipy.fft.rfftn` for periodic grids, of the cosine transform of type 2 for reflecting ones.
     if grid.boundary == "periodic":
         return np.asarray(fft.rfftn(wrap(table, grid.shape), workers=cores()).real)
     # A table that is even along each axis has the cosine symbol that a grid of twice the length has in Fourier.

@@ -27,39 +27,14 @@ _MOST_IN_FLOAT16 = 2**17
 
 
 class TiledAffinity(Affinity):
-    """The weights between all pairs of nodes as tensors, computed anew at each average: O(N d) memory, O(N^2 d) time.
+    """The weights between all pairs of nodes as tensors, computed anew at each average: O(N d) memory."""
 
-    An average is fused attention for dot products, and for Gaussians that are not narrow against the domain; tiles of
-    queries for the others. It stays on the device of the features, and has first derivatives with respect to features
-    and signal.
-
-    Parameters
-    ----------
-    kernel : RadialKernel or ExpDotProduct
-    domain : Grid, Points or Batch
-    queries, keys : tensor of shape (..., N, d)
-        The same tensor where queries are the keys. The leading axes are those of the batch, or ones, or missing: where
-        all items share their features, weights are computed once for all.
-    mask : Mask, optional
-        Which nodes see each other.
-    precision : {'float64', 'float32', 'bfloat16', 'float16'}, optional
-        What features and signals are rounded to inside an average; that of the features by default. Half precision is
-        for fused attention, which adds up in float32; errors are relative to the signal's deviation from its middle,
-        which is taken out before and put back after.
-    memory_limit : float, optional
-        Bytes.
-
-    Raises
-    ------
-    InputError
-        For half precision where no fused attention serves the kernel and the device, and for float16 where features or
-        the number of keys pass its range.
-
-    Warns
-    -----
-    NlflowWarning
-        Where rounding of features to half precision may move a weight by more than a factor e.
-    """
+    # An average is fused attention for dot products, and for Gaussians that are not narrow against the domain; tiles of
+    # queries for the others. It has first derivatives with respect to features and signal.
+    # - queries, keys : (..., N, d), one tensor where queries are the keys. The leading axes are those of the batch, or
+    #   ones, or missing: where all items share their features, weights are computed once for all.
+    # - precision : half precision is for fused attention, which adds up in float32; errors are relative to the signal's
+    #   deviation from its middle, which is taken out before and put back after.
 
     method = "tiled"
     kernel: Kernel
@@ -158,7 +133,7 @@ class TiledAffinity(Affinity):
 
     @property
     def how(self) -> str:
-        """What averages are computed by, and why: which fused kernel, or why none."""
+        """What averages are computed by, and why."""
         return self._sums.how
 
     @property
@@ -168,28 +143,28 @@ class TiledAffinity(Affinity):
 
     @property
     def laws_have_more_digits(self) -> bool:
-        """Whether `push` is computed in a higher precision than `average`: where logits do not fit that of features."""
+        """See `Affinity.laws_have_more_digits`."""
         return self._sums.wide
 
     def settle(self) -> None:
-        """Ask the device how large logits are, and let it have the weights; see `Affinity.settle`."""
+        """See `Affinity.settle`."""
         if not self.tracked:
             _ = self._sums.wide, self.measure("l2", self._keys)
 
     @property
     def takes_unsound(self) -> bool:
-        """Whether building it raises nothing for features that are not finite; see `Affinity.takes_unsound`."""
+        """See `Affinity.takes_unsound`."""
         ruled = self._sight is not None and self._sight.mask.rule is not None
         return not (isinstance(self.kernel, RadialKernel) and self.kernel.grows) and not ruled
 
     @property
     def tracked(self) -> bool:
-        """Whether it was made from tensors that require a gradient."""
+        """See `Affinity.tracked`."""
         return bool(self._keys.requires_grad or self._queries.requires_grad)
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes that the affinity keeps."""
+        """See `Affinity.memory_bytes`."""
         kept = {id(a): a for a in (self._queries, self._keys, *self._sums.kept)}
         kept.update({id(a): a for a in (self._log_degrees, self._wide_degrees) if a is not None})
         return sum(int(a.numel()) * int(a.dtype.itemsize) for a in kept.values())

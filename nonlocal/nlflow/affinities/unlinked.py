@@ -1,4 +1,4 @@
-"""The affinity of nodes that see only themselves."""
+"""Nodes that see only themselves."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ from nlflow.domains import Domain
 class Unlinked(Affinity):
     """Nodes that see only themselves: P = I, d = 1 and J = 0.
 
-    What a flow has that is moved by something else than a kernel on its domain: particles, whose positions are the
-    signal, or reactions at each node by itself. k_ij = 1 / w_i where i = j, and 0 elsewhere.
+    For what moves by something else than a kernel on its domain: particles, or reactions at each node by itself.
 
     Parameters
     ----------
@@ -56,7 +55,7 @@ class Unlinked(Affinity):
         return self._zeros
 
     def known_spectrum(self) -> Floats:
-        """Return the one eigenvalue of P."""
+        """See `Affinity.known_spectrum`."""
         return np.ones(1)
 
     def _edge_bound(self) -> int:
