@@ -315,7 +315,7 @@ class Affinity(ABC):
 
     @property
     def log_degree(self) -> Array:
-        """Log d_i, shape ``domain.shape``."""
+        """Logarithm of d_i, shape ``domain.shape``."""
         with self.within_memory():
             return self._log_degree() + self._log_scale
 
@@ -353,13 +353,7 @@ class Affinity(ABC):
         return highest, xp.sum(weights * xp.exp(log_degree - highest), dtype=xp.float64)
 
     def symmetrized(self) -> Affinity:
-        """Return the affinity of K = k + k^T, which functionals use; 2k for a symmetric one.
-
-        Raises
-        ------
-        NumericalError
-            If this affinity does not know it.
-        """
+        """Return the affinity of K = k + k^T, or raise `NumericalError` if it is not known."""
         if self.symmetric:
             return self.scaled(2.0)
         result: Affinity = self._symmetrized()
@@ -368,9 +362,7 @@ class Affinity(ABC):
         return result
 
     def edges(self, memory_limit: float | None = None) -> Sparse:
-        """Return the graph of the functionals: W_ij = w_i w_j K_ij for i != j, where K = k + k^T is not 0.
-
-        J(u) = 1/4 sum_ij W_ij |u_i - u_j|^2.
+        """Return the graph of J(u) = 1/4 sum_ij W_ij |u_i - u_j|^2, W_ij = w_i w_j K_ij with K = k + k^T.
 
         Parameters
         ----------
@@ -448,7 +440,7 @@ class Affinity(ABC):
         return float(np.abs(sums / totals[:, None] + middle - average[rows]).max()) / size
 
     def scaled(self, factor: float) -> Self:
-        """Return the affinity of factor * k."""
+        """Of factor * k."""
         factor = check_number("factor", factor, minimum=0, strict=True)
         result = copy.copy(self)
         result._log_scale = self._log_scale + math.log(factor)
@@ -482,13 +474,7 @@ class Affinity(ABC):
         return self._recipe is not None
 
     def update(self, u: Array) -> Affinity:
-        """Return the affinity with its features taken from the signal `u` (an evolving kernel).
-
-        Raises
-        ------
-        InputError
-            If the affinity was not built from features that are keys and queries at once.
-        """
+        """Return the affinity with features taken from the signal `u`, or raise `InputError` if it does not evolve."""
         if self._recipe is None:
             raise InputError(
                 "affinity: it compares node positions or queries, or is a given matrix, which do not change with the "
@@ -518,10 +504,7 @@ class Affinity(ABC):
         return namespace(u).reshape(u, (self.domain.size, -1))
 
     def measure(self, metric: str, like: Array, *, by_item: bool = False) -> Array:
-        """Return the node measure of a metric in float64: w_i (``l2``) or w_i d_i / sum w d (``degree``).
-
-        With `by_item` the items of a batch have the same mass in the second.
-        """
+        """Return the node measure of a metric in float64: w_i (``l2``) or w_i d_i / sum w d (``degree``)."""
         if is_numpy(like):
             return self._measured(metric, like, by_item)
         # A device forms it once: all its parts are the same at each step, and the weights come from the host.
@@ -577,7 +560,7 @@ class Affinity(ABC):
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes that the affinity keeps."""
+        """Bytes kept."""
         return kept_bytes([value for name, value in vars(self).items() if name not in ("domain", "kernel")])
 
     def within_memory(self, u: Array | None = None) -> AbstractContextManager[None]:
@@ -622,7 +605,7 @@ class Affinity(ABC):
         return None
 
     def known_spectrum(self) -> Floats | None:
-        """Return the eigenvalues of P, that of constants (1) first; None where they are not known."""
+        """Return the eigenvalues of P, 1 first, or None."""
         # Each is there at least once; not as often as it has eigenvectors. Where they are known the degree is constant.
         return None
 
@@ -633,7 +616,7 @@ class Affinity(ABC):
 
     @property
     def tracked(self) -> bool:
-        """Whether it was made from tensors that require a gradient."""
+        """Whether a gradient is required."""
         return False
 
     def _edge_bound(self) -> int:
@@ -659,7 +642,7 @@ class Affinity(ABC):
 
     @property
     def whole_shape(self) -> tuple[int, ...]:
-        """Node shape over all processes."""
+        """Over all processes."""
         return self.domain.shape
 
     def whole(self, u: Array) -> NDArray[Any]:

@@ -1,4 +1,4 @@
-"""Affinities of a batch from those of its items."""
+"""Affinities of batches."""
 
 from __future__ import annotations
 

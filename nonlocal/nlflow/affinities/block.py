@@ -1,4 +1,4 @@
-"""Block affinity: groups of nodes, all alike within a group, none between groups."""
+"""Groups of alike nodes."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ class Blocks(Domain):
 
 
 class BlockAffinity(Affinity):
-    """Groups of n nodes: P replaces each member by the (weighted) mean of its group, and degrees are 1.
+    """Groups of n nodes, in which P replaces each member by the (weighted) mean of its group.
 
     Parameters
     ----------
     groups, members : int
         G and n; signals have shape ``(G, n)`` or ``(G, n, D)``.
     weights : array_like or tensor of shape (G, n), optional
-        Weights w_i > 0 of the members. A torch tensor makes the affinity one for tensors of its dtype and device.
+        Weights w_i > 0 of the members; a torch tensor for tensors of its dtype and device.
 
     Examples
     --------

@@ -79,12 +79,12 @@ class Pairs:
 
     @property
     def among(self) -> tuple[Kernel, Domain, Array, Array]:
-        """Kernel, domain, queries, keys."""
+        """Arguments of all methods."""
         return self.asked.kernel, self.asked.domain, self.queries, self.keys
 
     @property
     def options(self) -> dict[str, Any]:
-        """Options of the methods that approximate."""
+        """Of approximate methods."""
         return {"rtol": self.asked.rtol or _DEFAULT_RTOL, "memory_limit": self.asked.memory_limit}
 
 

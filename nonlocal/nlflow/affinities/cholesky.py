@@ -95,7 +95,7 @@ class Factor:
         return root
 
     def rows(self, points: NDArray[np.int64]) -> list[Floats]:
-        """Return the rows of some points, block by block."""
+        """Of some points."""
         return [block[points] for block in self.columns]
 
     def remainder(self, kernel: Floats, left: list[Floats] | slice, right: list[Floats]) -> Floats:
@@ -119,7 +119,7 @@ class Factor:
         self.growth = np.concatenate(over_tiles(growth, len(self.residual)))
 
     def append(self, block: Floats, pivots: NDArray[np.int64], triangle: Floats) -> None:
-        """Add columns and their pivots, whose rows of them are `triangle`."""
+        """Add columns and pivots."""
         block[self.pivots] = 0
         block[pivots] = triangle
         self.columns.append(block)
@@ -129,7 +129,7 @@ class Factor:
         self.residual[pivots] = 0
 
     def stored_as(self, dtype: Any) -> None:
-        """Round the columns to a dtype, block by block to save memory."""
+        """Round the columns."""
         for number, block in enumerate(self.columns):
             self.columns[number] = block.astype(dtype, copy=False)
 
@@ -182,7 +182,7 @@ class Bound:
 
     @classmethod
     def of(cls, factor: Factor, sums: tuple[Sum, ...], degree: list[Floats], stored: float, logits: float) -> Bound:
-        """Bound the error of a factor."""
+        """Of a factor."""
         # - sums : added up they are the degree; `degree` is that of F F^T for each of them
         # - stored : relative rounding of the entries of F where it is kept; twice that is the error of an inner product
         #   of rows, since none is longer than 1

@@ -89,7 +89,7 @@ class Space:
         return Rows(x, _squares(x), None)
 
     def others(self, queries: Any) -> Rows:
-        """Return other points as rows."""
+        """As rows."""
         from scipy.sparse import csr_array
 
         if self._sparse:
@@ -108,7 +108,7 @@ class Space:
     # ---- which are nearest
 
     def nearest(self, count: int, search: str) -> Found:
-        """Return the nearest other points of each."""
+        """Among themselves."""
         rows, more = self.rows, count + 1
         if search == "descent":
             distances, found = self._by_descent(more)
@@ -120,7 +120,7 @@ class Space:
         return distances[~own].reshape(-1, count), found[~own].reshape(-1, count)
 
     def nearest_of(self, queries: Any, count: int, search: str) -> Found:
-        """Return the nearest points of others."""
+        """Of others."""
         return self._of(self.others(queries), count, "brute" if self._sparse or search != "tree" else "tree")
 
     def _of(self, rows: Rows, count: int, search: str) -> Found:
@@ -220,7 +220,7 @@ class Table:
         return int(self._given.shape[0])
 
     def nearest(self, count: int, search: str) -> Found:
-        """Return the nearest other points of each."""
+        """Among themselves."""
         del search
         if self._sparse:
             return _of_stored(self._given, count, own=False)
@@ -234,7 +234,7 @@ class Table:
         return distances, ends
 
     def nearest_of(self, queries: Any, count: int, search: str) -> Found:
-        """Return the nearest points of others from their distances (M, N)."""
+        """Of others."""
         del search
         if queries.shape[1] != self.size:
             raise InputError(

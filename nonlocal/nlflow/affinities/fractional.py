@@ -1,4 +1,4 @@
-"""The affinity of fractional operators, and what is added to its diagonal near the edge."""
+"""The affinity of fractional operators."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from nlflow.errors import InputError, check_memory
 
 @dataclass(frozen=True)
 class Region:
-    """The nodes of a grid that are inside a domain."""
+    """Grid nodes inside a domain."""
 
     # - inside : bool, ``grid.shape``, or None where all are
     # - distance : to the edge of the domain, positive inside, in units of the spacing; None where it is not known
@@ -34,18 +34,18 @@ class Region:
 
     @property
     def numbers(self) -> NDArray[np.intp]:
-        """The numbers of the nodes inside, in C order."""
+        """In C order."""
         return np.arange(self.grid.size) if self.inside is None else np.flatnonzero(self.inside)
 
     def domain(self) -> Grid | Points:
-        """Return the domain of signals: the grid, or the nodes inside as points."""
+        """The domain of signals."""
         if self.inside is None:
             return self.grid
         nodes = self.grid.nodes[self.numbers]
         return Points(nodes, np.full(len(nodes), self.grid.cell))
 
     def embed(self, u: NDArray[Any], outside: float = 0.0) -> NDArray[Any]:
-        """Return values at the nodes inside as a signal on the grid."""
+        """Onto the grid."""
         if self.inside is None:
             return u
         field = np.full((self.grid.size, *u.shape[1:]), outside, u.dtype)
@@ -53,7 +53,7 @@ class Region:
         return field.reshape(*self.grid.shape, *u.shape[1:])
 
     def restrict(self, field: NDArray[Any]) -> NDArray[Any]:
-        """Return the values of a signal on the grid at the nodes inside."""
+        """From the grid."""
         if self.inside is None:
             return field
         flat = field.reshape(self.grid.size, *field.shape[self.grid.ndim :])
@@ -61,7 +61,7 @@ class Region:
 
 
 class FractionalAffinity(ConvolutionAffinity):
-    """The affinity of a lattice of weights between the nodes of a region: K_ij times the cell is w_{i-j}."""
+    """The affinity of a lattice of weights between the nodes of a region, K_ij times the cell being w_{i-j}."""
 
     # O(N log N) time an average, by zero padding; on a periodic grid the weights are summed over all images.
 
@@ -95,7 +95,7 @@ class FractionalAffinity(ConvolutionAffinity):
         return self._region.restrict(super()._convolve(self._region.embed(u)))
 
     def sums(self, u: NDArray[Any]) -> NDArray[Any]:
-        """Return sum_j w_{i-j} u_j at the nodes inside."""
+        """Return sum_j w_{i-j} u_j."""
         return self._convolve(u) * (self._degrees.flat[0] if self._grid.boundary == "periodic" else 1)
 
     def sums_from(self, field: NDArray[Any]) -> NDArray[Any]:

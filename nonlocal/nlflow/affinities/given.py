@@ -39,18 +39,14 @@ def affinity_from_graph(
     nodes: int | None = None,
     memory_limit: float | None = None,
 ) -> Affinity:
-    """Return the affinity of a given graph: k_ij is the weight of the edge from i to j.
-
-    O(E) memory, O(E D) time an average.
+    """Return the affinity of a given graph: k_ij is the weight of the edge from i to j; O(E) memory.
 
     Parameters
     ----------
     graph : scipy.sparse matrix or array, networkx graph, edge list or matrix
-        - SciPy: any format, shape (N, N).
-        - networkx: nodes in the order of ``graph.nodes``, an undirected edge in both directions.
-        - An edge list: integers of shape (2, E), NumPy or torch, the ends i and j of each edge. An undirected edge is
-          there in both directions.
-        - A matrix of shape (N, N), NumPy or torch.
+        Matrices have shape (N, N). Nodes of networkx are in the order of ``graph.nodes``, its undirected edges in both
+        directions. An edge list has integers of shape (2, E), the ends i and j, with undirected edges in both
+        directions.
     domain : Grid or Points, optional
         Of N nodes, numbered in C order; by default N points with a quadrature weight of 1 each.
     edge_weight : array of shape (E,), optional
@@ -81,10 +77,10 @@ def affinity_from_graph(
 
     Notes
     -----
-    Repeated edges add up; edges of weight 0 are none. A self-loop counts in the degree, not in J. A node that no edge
-    leaves keeps its value, and its w_i d_i is the mean of the others'. Where k_ij and k_ji differ, functionals take
-    K = k + k^T; chains and `AttentionFlow` average at i over the nodes j that edges lead to from i (messages of
-    torch_geometric run the other way).
+    Repeated edges add up; self-loops count in the degree, not in J. A node that no edge leaves keeps its value, and its
+    w_i d_i is the mean of the others'. Where k_ij and k_ji differ, functionals take K = k + k^T; chains and
+    `AttentionFlow` average at i over the nodes j that edges lead to from i (messages of torch_geometric run the other
+    way).
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""Graphs of the functionals as sparse matrices."""
+"""Graphs as sparse matrices."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ def normalization(ndim: int, s: float) -> float:
 
 
 def sphere(ndim: int) -> float:
-    """Return the area of the unit sphere."""
+    """Its area."""
     return float(2 * math.pi ** (ndim / 2) / math.gamma(ndim / 2))
 
 
@@ -63,7 +63,7 @@ class Lattice:
     constant: float
 
     def density(self, r: Floats) -> Floats:
-        """Return the kernel at distances r > 0, beyond the horizon too."""
+        """At distances r > 0."""
         return np.asarray(self.constant * r ** (-self.ndim - 2 * self.s) * np.exp(-self.tempering * r))
 
     def radial(self, start: float, power: float, stop: float = math.inf) -> float:
@@ -105,7 +105,7 @@ class Lattice:
 
     @cached_property
     def total(self) -> float:
-        """The sum of all weights."""
+        """Of all weights."""
         near = 2 * self.ndim * self.nearest
         if self._listed:
             return near + float(self._plain((math.ceil(self.horizon) + 1,) * self.ndim).sum())

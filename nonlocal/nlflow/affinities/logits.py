@@ -1,4 +1,4 @@
-"""What affinities between all pairs share."""
+"""Affinities between all pairs."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def check_sums(totals: Floats) -> None:
 
 
 def log_transitions(logits: Array, weights: Floats) -> Floats:
-    """Return log P_ij, (N, N), from log k_ij in float64."""
+    """Return log P_ij."""
     logs = to_numpy(logits) + np.log(weights.ravel())
     return np.asarray(logs - np.logaddexp.reduce(logs, axis=1, keepdims=True))
 

@@ -110,19 +110,9 @@ class LowRankAffinity(Affinity):
         cls, kernel: Kernel, domain: Domain, queries: Array, keys: Array, *, rtol: float,
         memory_limit: float | None = None, max_rank: int | None = None, rng: int | np.random.Generator | None = 0,
     ) -> LowRankAffinity:  # fmt: skip
-        """Compare queries (N, d) with keys (N, d); symmetric when they are the same array; O(N r^2 + N r d) time.
-
-        The factor is found in float64 and kept in the precision of the keys; `error_estimate` is below `rtol`.
-
-        Raises
-        ------
-        InputError
-            For other kernels, tensors, logits that overflow, and an `rtol` that the precision cannot hold.
-        MemoryLimitError
-            When not even a small factor fits.
-        NumericalError
-            When the highest rank, or rounding, leaves a larger bound than `rtol`.
-        """
+        """Compare queries (N, d) with keys (N, d), to a bound of `rtol`; O(N r^2 + N r d) time."""
+        # The factor is found in float64 and kept in the precision of the keys. `NumericalError` when the highest rank,
+        # or rounding, leaves a larger bound.
         radial = isinstance(kernel, RadialKernel) and kernel.is_definite(int(np.shape(keys)[-1]))
         if not radial and not isinstance(kernel, ExpDotProduct):
             raise InputError(

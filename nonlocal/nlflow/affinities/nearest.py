@@ -1,4 +1,4 @@
-"""Graphs of nearest neighbours between points."""
+"""Graphs of nearest neighbours."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ class LocalWidths(Protocol):
     points: Floats
 
     def at(self, distances: Floats, ends: NDArray[Any]) -> Floats:
-        """Return the widths of others, (M,)."""
+        """Of others."""
 
 
 class Neighbours:

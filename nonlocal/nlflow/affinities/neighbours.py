@@ -1,4 +1,4 @@
-"""Truncated neighbourhoods of scattered nodes, as a sparse matrix."""
+"""Truncated neighbourhoods."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gaussian affinities of scattered nodes by non-uniform fast Fourier transforms."""
+"""Gaussians by non-uniform fast Fourier transforms."""
 
 from __future__ import annotations
 

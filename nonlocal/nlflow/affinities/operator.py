@@ -1,4 +1,4 @@
-"""Sums with a kernel between two sets of points, and their derivatives."""
+"""Sums between two sets of points."""
 
 from __future__ import annotations
 

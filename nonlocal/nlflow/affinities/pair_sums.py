@@ -1,4 +1,4 @@
-"""Sums of a kernel over all pairs of nodes without a matrix: which loop, in which precision, in which order."""
+"""Sums over all pairs without a matrix."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ class PairSums:
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes that are kept."""
+        """Bytes kept."""
         kept = {id(a): a.nbytes for a in (self._x, self._y, self._bias)}
         return sum(kept.values()) + sum(t.memory_bytes for t in self._tables.values())
 

@@ -1,4 +1,4 @@
-"""Affinities without a matrix: weights are computed anew at each average."""
+"""Affinities without a matrix."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from nlflow.kernels import ExpDotProduct, Kernel
 
 
 class PairwiseAffinity(Affinity):
-    """The weights between all pairs of nodes, computed anew at each average: O(N d) memory, O(N^2 (d + D)) time."""
+    """The weights between all pairs of nodes, computed at each average: O(N d) memory and O(N^2 (d + D)) time."""
 
     # Accurate to rounding; blocks of nodes that are so far apart that their weights cannot be seen are skipped. With
     # `rtol` more blocks of a radial kernel are skipped: what is left out of a row is at most ``rtol / 2`` of its

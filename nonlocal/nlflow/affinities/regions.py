@@ -1,4 +1,4 @@
-"""Nodes in compact blocks, and boxes that tell how far blocks are apart."""
+"""Nodes in compact blocks."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Frame:
         self.slack = 4 * math.sqrt(self._axes.shape[1]) * (points.shape[1] + 2) * _EPS * size * unit
 
     def place(self, points: NDArray[Any]) -> Floats:
-        """Return coordinates along the axes."""
+        """Coordinates along the axes."""
         result = np.empty((len(points), self._axes.shape[1]))
         with blas_limited():
             for start in range(0, len(points), 2**16):  # no copy of all in float64
@@ -93,7 +93,7 @@ def _longest(points: Floats) -> Floats:
 
 
 def places_in(order: NDArray[np.intp]) -> NDArray[np.intp]:
-    """Return where each node is in an order."""
+    """The inverse permutation."""
     places = np.empty_like(order)
     places[order] = np.arange(len(order))
     return places
@@ -109,14 +109,14 @@ class Regions:
 
     @classmethod
     def of(cls, places: Floats, limits: Floats | float) -> Regions:
-        """Return those of ordered points."""
+        """Of ordered points."""
         starts = np.arange(0, len(places), BLOCK)
         lows, highs = np.minimum.reduceat(places, starts), np.maximum.reduceat(places, starts)
         return cls(lows, highs, np.broadcast_to(limits, len(starts)).astype(np.float64))
 
     @classmethod
     def without_end(cls, count: int) -> Regions:
-        """Return those of `count` nodes of which none is left out."""
+        """Of infinite boxes."""
         return cls.of(np.empty((count, 0)), 0.0)
 
     def share_seen(self, other: Regions, samples: int = 64) -> float:
@@ -131,5 +131,5 @@ class Regions:
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes that are kept."""
+        """Bytes kept."""
         return self.lows.nbytes + self.highs.nbytes + self.limits.nbytes

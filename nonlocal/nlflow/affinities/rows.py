@@ -1,4 +1,4 @@
-"""Affinity of tokens for flows in which they change at every stage."""
+"""Affinities of changing tokens."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _COMPILED = 512  # tokens, from which on compiled sums are faster than rows
 
 @underflowing
 class RowAffinity(Affinity):
-    """Exponential dot products of tokens (N, d), a block of rows at a time: O(N^2 (d + D)) time, O(N d) memory."""
+    """Exponential dot products of tokens (N, d) by blocks of rows, in O(N d) memory and O(N^2 (d + D)) time."""
 
     method = "rows"
     reason = "the kernel changes with every stage, so its rows are formed once and not kept"
@@ -58,7 +58,7 @@ class RowAffinity(Affinity):
         return True
 
     def update(self, u: Array) -> RowAffinity:
-        """Return the affinity of other tokens."""
+        """Of other tokens."""
         result = copy.copy(self)
         result._take(u)
         return result

@@ -1,7 +1,7 @@
-"""Affinities whose nodes are shared out among processes: one script, started once for each.
+"""Affinities whose nodes are shared out among processes.
 
-Each process has consecutive nodes, and their rows of each signal. `nlflow.J`, `nlflow.E`, flows, `nlflow.solve` and
-minimizers are used as in one process, by all processes alike::
+Each process has consecutive nodes, and their rows of each signal. All processes run one script, which uses `nlflow.J`,
+`nlflow.E`, flows, `nlflow.solve` and minimizers as in one process::
 
     import torch
     import torch.distributed as dist
@@ -49,13 +49,7 @@ from nlflow.kernels import ExpDotProduct, Kernel, Patch, RadialKernel
 
 
 def rows(count: int, group: Any = None) -> slice:
-    """Return which of `count` nodes are this process's: consecutive ones, as many as others have, or one more or less.
-
-    Raises
-    ------
-    InputError
-        Without a process group, or for fewer nodes than processes.
-    """
+    """Return which of `count` nodes are this process's: consecutive ones, as many as others have within one."""
     count = check_integer("count", count, minimum=1)
     processes = Processes(1, group)
     if count < processes.size:
@@ -71,7 +65,7 @@ def points(nodes: ArrayLike, weights: ArrayLike | None = None, *, volume: float 
     nodes : array_like of shape (n, m) or (n,)
         Those of this process.
     weights : array_like of shape (n,), optional
-        Their quadrature weights, all > 0. By default each is ``volume / N``, N the number of nodes of all processes.
+        Their quadrature weights, all > 0; by default each is ``volume / N``, N the number of nodes of all processes.
     volume : float
         Of the whole domain.
     group : ProcessGroup, optional
@@ -95,13 +89,7 @@ def local(signal: Tensor) -> Tensor:
 
 
 def gather(signal: Tensor) -> Tensor:
-    """Return the rows of all processes, (N, ...), as an ordinary tensor in each of them.
-
-    Raises
-    ------
-    InputError
-        For a tensor that is no shard.
-    """
+    """Return the rows of all processes, (N, ...), as an ordinary tensor in each of them."""
     if not isinstance(signal, Shard):
         raise InputError(f"signal: got {type(signal).__name__}, expected a shard; make one by the affinity's shard()")
     return signal.processes.gather(Shard.rows(signal))
@@ -139,8 +127,6 @@ def affinity(
 ) -> ShardedAffinity:
     """Return the affinity of a kernel between the nodes of all processes; called by all of them.
 
-    Averages agree with those of one process to rounding.
-
     Parameters
     ----------
     kernel : RadialKernel or ExpDotProduct
@@ -151,8 +137,8 @@ def affinity(
     queries : tensor like `features`, optional
         Queries of a dot product; the features themselves by default.
     mode : {'ring', 'gather'}
-        ``ring``: keys and values go round, O(n (d + D)) memory for n nodes a process. ``gather``: each process has the
-        keys and the values of all, O(N (d + D)) memory.
+        With ``ring`` keys and values go round, O(n (d + D)) memory for n nodes a process; with ``gather`` each process
+        has those of all, O(N (d + D)) memory.
     group : ProcessGroup, optional
         All processes by default.
     memory_limit : float, optional
@@ -165,8 +151,7 @@ def affinity(
     Raises
     ------
     InputError
-        Without a process group, for unusable features, and where processes were given what does not go together;
-        in all processes.
+        In all processes: without a process group, for unusable features, and where arguments do not go together.
     MemoryLimitError
         When what is needed would pass the limit.
     ProcessError
@@ -321,7 +306,6 @@ class ShardedAffinity(_Sharded):
     """The weights between the nodes of all processes, computed anew at each average; `affinity` makes it.
 
     Signals are given as tensors of this process's rows, and come back as shards of the whole (`local`, `gather`).
-    Sums, means and extremes over the nodes of a shard are those over the nodes of all processes.
 
     Attributes
     ----------
@@ -364,7 +348,7 @@ class ShardedAffinity(_Sharded):
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes that this process keeps."""
+        """Of this process."""
         features = self._keys.numel() * (1 if self._queries is self._keys else 2)
         if self.mode == "gather":
             features += self._keys.shape[1] * self._processes.total

@@ -1,4 +1,4 @@
-"""What an affinity says of itself."""
+"""What affinities say."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ MOST_NODES = 4096
 
 
 def tags(affinity: Any) -> str:
-    """Return what is known of k, in words."""
+    """In words."""
     names = [name for name in ("symmetric", "positive_semidefinite") if getattr(affinity, name)]
     return ", ".join(names) or "not symmetric"
 
 
 def said(affinity: Any) -> list[tuple[str, Any]]:
-    """Return what an affinity says of itself, as names and values."""
+    """Names and values."""
     shape = affinity.whole_shape
     return [
         ("kernel", "given as a matrix" if affinity.kernel is None else repr(affinity.kernel)),

@@ -1,4 +1,4 @@
-"""Sparse affinities: a given graph of edges."""
+"""Affinities of graphs."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ class SparseAffinity(Affinity):
 
     @cached_property
     def components(self) -> NDArray[np.int32]:
-        """Connected component of each node."""
+        """One number a node."""
         from scipy.sparse.csgraph import connected_components
 
         labels = connected_components(self._by_nodes(), directed=True, connection="weak")[1]
@@ -167,7 +167,7 @@ class SparseAffinity(Affinity):
 
     @cached_property
     def component_count(self) -> int:
-        """Number of connected components."""
+        """Of the graph."""
         return int(self.components.max()) + 1
 
     def laplacian(self, normalization: str = "combinatorial") -> Sparse:
@@ -176,9 +176,9 @@ class SparseAffinity(Affinity):
         Parameters
         ----------
         normalization : {'combinatorial', 'random walk', 'symmetric'}
-            D - W, I - D^-1 W = I - P, or I - D^-1/2 W D^-1/2, of this affinity as it is, not of K = k + k^T; written for
-            quadrature weights of 1, where W_ij = k_ij and D = diag(d). Self-loops count in d. With weights w, P_ij =
-            w_j k_ij / d_i, and w d takes the place of D in the symmetric one.
+            D - W, I - D^-1 W = I - P, or I - D^-1/2 W D^-1/2, of this affinity as it is, not of K = k + k^T; written
+            for quadrature weights of 1, where W_ij = k_ij and D = diag(d). Self-loops count in d. With weights w,
+            P_ij = w_j k_ij / d_i, and w d takes the place of D in the symmetric one.
 
         Returns
         -------

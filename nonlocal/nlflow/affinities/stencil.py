@@ -1,4 +1,4 @@
-"""Stencil affinities: windowed neighbourhoods on a grid, in compiled threaded loops."""
+"""Windowed neighbourhoods on grids."""
 
 # All axes but the last are flattened into rows: a line has one row, a volume a row for each pair of outer numbers.
 
@@ -201,7 +201,7 @@ class PatchStencil(_Stencil):
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes that the affinity keeps, but for what it keeps of each offset."""
+        """Bytes kept."""
         return kept_bytes(self._stored, self._weights_of[0], self._offsets, self._degrees)
 
 

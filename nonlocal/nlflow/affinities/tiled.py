@@ -1,4 +1,4 @@
-"""Exact affinities of torch features without a matrix, on their device."""
+"""Affinities of tensors."""
 
 from __future__ import annotations
 
@@ -133,12 +133,12 @@ class TiledAffinity(Affinity):
 
     @property
     def how(self) -> str:
-        """What averages are computed by, and why."""
+        """In words."""
         return self._sums.how
 
     @property
     def fused(self) -> bool:
-        """Whether averages are fused attention."""
+        """Whether by fused attention."""
         return self._sums.fused
 
     @property

@@ -1,1 +1,1 @@
-"""What sums run on: compiled loops, tensors, devices and threads."""
+"""What sums run on."""

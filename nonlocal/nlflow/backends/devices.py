@@ -25,11 +25,11 @@ _MATRIX_NODES = 2048  # up to here affinities of tensors keep their matrix; beyo
 
 @dataclass(frozen=True)
 class Device:
-    """A device, and whether arrays on it are torch tensors."""
+    """Where arrays lie."""
 
     # - name : {'cpu', 'cuda', 'cpu-tensors'}
-    # - hardware : str; Name of the GPU; empty on the CPU.
-    # - torch : str; Version of torch; empty where arrays are NumPy's.
+    # - hardware : name of the GPU; empty on the CPU
+    # - torch : its version; empty where arrays are NumPy's
 
     name: str
     hardware: str = ""
@@ -37,17 +37,17 @@ class Device:
 
     @property
     def tensors(self) -> bool:
-        """Whether arrays are torch tensors."""
+        """With torch."""
         return self.torch != ""
 
     def place(self, array: NDArray[Any]) -> Any:
-        """Return the array on this device."""
+        """Return it there."""
         if not self.tensors:
             return array
         return _torch().tensor(array, device="cuda" if self.name == "cuda" else "cpu")
 
     def free_bytes(self) -> int:
-        """Return the bytes that a computation may take."""
+        """See `nlflow.backends.memory.free_bytes`."""
         return free_bytes(_torch().device("cuda") if self.name == "cuda" else None)
 
     def check_fits(self, nodes: int, width: int, channels: int, dtype: str) -> int:
@@ -73,13 +73,8 @@ CPU = Device("cpu")
 
 
 def choose_device(name: str) -> Device:
-    """Return a device by name; ``auto`` is CUDA if there is one, else the CPU.
-
-    Raises
-    ------
-    InputError
-        For a device that is not there, and for ``mps``, which has no float64; without torch its `MissingPackageError`.
-    """
+    """Return a device by name; ``auto`` is CUDA if there is one, else the CPU."""
+    # ``mps`` is refused: it has no float64.
     check_choice("device", name, DEVICES)
     if name == "cpu":
         return CPU
@@ -128,7 +123,7 @@ def _torch() -> Any:
 
 
 def flow_need(nodes: int, width: int, channels: int, dtype: str) -> Need:
-    """Estimate the memory of a flow on tensors."""
+    """Estimate a flow's memory."""
     # Features and their copies, a dozen signals, one matrix or its tiles.
 
     def needed(count: int) -> int:

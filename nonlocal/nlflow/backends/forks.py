@@ -1,4 +1,4 @@
-"""Whether this process was forked from one that had loaded the package."""
+"""Whether this process was forked."""
 
 # Threads of the parent do not exist in a child. GNU OpenMP ends a child that asks it for threads, and Numba's own pool
 # waits for them, so a child runs compiled loops in one thread (`nlflow.backends.numba.launch`).

@@ -32,10 +32,8 @@ def handling(number: signal.Signals, handler: Callable[[int, Any], None]) -> Ite
 
 @contextmanager
 def terminable() -> Iterator[Callable[[], bool]]:
-    """Let SIGTERM do what Ctrl-C does within the context; a second SIGTERM ends the process.
-
-    Yields a function that tells whether SIGTERM came.
-    """
+    """Let SIGTERM do what Ctrl-C does within the context; a second SIGTERM ends the process."""
+    # Yields a function that tells whether SIGTERM came.
     outer = signal.getsignal(signal.SIGTERM)
     if isinstance(outer, _End):
         yield outer.has_come
@@ -65,7 +63,7 @@ class _End:
 
 
 def leave(code: int) -> NoReturn:
-    """End the process with this status."""
+    """End the process."""
     # Python would end with SIGINT, or with 1 if the interruption struck inside of an import or of its own end.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
@@ -78,10 +76,8 @@ def leave(code: int) -> NoReturn:
 
 @contextmanager
 def stopping() -> Iterator[Callable[[], None]]:
-    """Let Ctrl-C end a command even if a flow inside catches it and returns what it has reached.
-
-    Yields a function that raises `KeyboardInterrupt` if there was one.
-    """
+    """Let Ctrl-C end a command even if a flow inside catches it and returns what it has reached."""
+    # Yields a function that raises `KeyboardInterrupt` if there was one.
     stopped = False
 
     def remember(number: int, frame: Any) -> None:

@@ -1,4 +1,4 @@
-"""What the package runs on: versions, platform, and the state of its source."""
+"""Versions, platform, state of the source."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from nlflow.backends.threads import counts
 
 
 def version() -> str:
-    """Return the version of nlflow."""
+    """Of nlflow."""
     try:
         return metadata.version("nlflow")
     except metadata.PackageNotFoundError:
@@ -24,7 +24,7 @@ def version() -> str:
 
 @cache
 def environment() -> dict[str, Any]:
-    """Return versions and platform."""
+    """Versions and platform."""
     versions = {name: metadata.version(name) for name in ("numpy", "scipy", "numba")}
     return {
         "versions": {"nlflow": version(), "python": platform.python_version(), **versions},
@@ -56,7 +56,7 @@ def git_state() -> dict[str, Any] | None:
 
 
 def processor() -> str:
-    """Return the name of the processor."""
+    """Its name."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:  # no Linux
@@ -66,7 +66,7 @@ def processor() -> str:
 
 
 def machine_name() -> str:
-    """Return system, processor and number of cores."""
+    """System, processor, cores."""
     return f"{platform.system()} {platform.machine()}, {processor()}, {os.cpu_count()} cores"
 
 
@@ -77,7 +77,7 @@ def provenance(device: str = "cpu", seed: int | None = None) -> dict[str, Any]:
 
 @cache
 def source_digest() -> str:
-    """Return a digest of the package's Python files."""
+    """Of the package."""
     return folder_digest(Path(__file__).parents[1])
 
 

@@ -1,4 +1,4 @@
-"""What a computation needs of memory, what is free, and what fits."""
+"""What is needed, what is free, and what fits."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _RAN_OUT = ("out of memory", "can't allocate memory", "not enough memory")
 
 @dataclass(frozen=True)
 class Need:
-    """The memory that a computation needs."""
+    """What a computation needs."""
 
     # - of : callable; Bytes for a number of nodes (or samples, ...); must not fall.
     # - count : int; How many there are.
@@ -44,7 +44,7 @@ class Need:
             raise self.error(place, free)
 
     def error(self, place: str, free: int, most: int = _MOST) -> MemoryLimitError:
-        """Return the error with what is needed, what is free, and how many fit, at most `most`."""
+        """Return the `MemoryLimitError`."""
         fits = min(self.largest(free), most)
         return MemoryLimitError(
             f"{self.argument}: {self.count} {self.unit} {self.what} need about {format_bytes(self.of(self.count))} on "

@@ -1,4 +1,4 @@
-"""Bars of progress on stderr."""
+"""Bars of progress."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def bar(*args: Any, **words: Any) -> Any:
-    """Return a bar of tqdm on stderr."""
+    """On stderr."""
     from tqdm import tqdm
 
     return tqdm(*args, leave=False, file=sys.stderr, **_size(), **words)

@@ -1,4 +1,4 @@
-"""How many threads compute: Numba's, those of BLAS, and torch's."""
+"""How many threads compute."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _POOLS = {"tbb": "tbbpool", "omp": "omppool", "workqueue": "workqueue"}
 
 
 def cores() -> int:
-    """Return the cores that this process may use."""
+    """Of this process."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
 
 
 def counts() -> dict[str, int]:
-    """Return the threads of Numba and torch, if loaded."""
+    """Of Numba and torch, if loaded."""
     if "numba" in sys.modules:
         _numba()
     found = {name: getattr(sys.modules.get(name), "get_num_threads", None) for name in ("numba", "torch")}
@@ -44,7 +44,7 @@ def _numba() -> Any:
 
 
 def described() -> dict[str, Any]:
-    """Return the cores, the threads of compiled loops and their threading layer, by name."""
+    """Cores, threads, threading layer."""
     numba = _numba()
     return {
         "cpu_threads": cores(),
@@ -115,7 +115,8 @@ def blas_limited() -> AbstractContextManager[Any]:
 
 @contextmanager
 def one_torch_thread() -> Iterator[None]:
-    """Hold torch to one thread of the CPU. Callers may overlap: the last one gives the threads back."""
+    """Hold torch to one thread of the CPU."""
+    # Callers may overlap: the last one gives the threads back.
     torch = import_module("torch")
     with _TORCH:
         _holders.append(torch.get_num_threads())

@@ -1,4 +1,4 @@
-"""Calls in other processes, of this machine or of a Dask cluster."""
+"""Calls in other processes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def completed(
     Parameters
     ----------
     calls : sequence of (function, arguments)
-        Must be picklable. The call of a worker that died is made again.
+        Must be picklable. The call of a worker that died is made again, with a warning.
     jobs : int, optional
         Calls at a time, as for `joblib.Parallel`; not used with the address of a scheduler.
     scheduler : str, optional
@@ -37,11 +37,6 @@ def completed(
         If workers die three times without a call that ended.
     InputError
         For a scheduler that does not answer, or without Dask.
-
-    Warns
-    -----
-    NlflowWarning
-        When a worker has died.
     """
     waiting, deaths = dict(enumerate(calls)), 0
     with ExitStack() as stack:
@@ -93,17 +88,8 @@ def _distributed(scheduler: str) -> Any:  # its constructors have no types
 
 @contextmanager
 def cluster(scheduler: str, jobs: int | None) -> Iterator[None]:
-    """Let Dask use a cluster: the one at an address, or ``'local'`` for `jobs` processes of this machine.
-
-    Raises
-    ------
-    InputError
-        If it does not answer, or without Dask.
-    WorkerError
-        If local processes die at their start three times.
-    """
-    # A client that is connected to this scheduler already is used: its credentials may be temporary, and stand in no
-    # file.
+    """Let Dask use a cluster: the one at an address, or ``'local'`` for `jobs` processes of this machine."""
+    # A client that is connected to this scheduler already is used: its credentials may be temporary, and in no file.
     if not isinstance(scheduler, str):
         raise InputError(f"scheduler: got {shortened(repr(scheduler), 60)}, expected 'local' or the address of one")
     if jobs is not None and check_integer("workers", jobs) == 0:

@@ -186,13 +186,7 @@ class RadialKernel(Kernel):
         return float(np.max(np.abs(np.diff(logs[:-1]) / np.diff(radii[:-1])))) * scale
 
     def weight(self, unit: float = 1.0) -> Expression:
-        """Return k as an expression of squared distances that were multiplied by unit^2.
-
-        Raises
-        ------
-        InputError
-            If the formula does what compiled sums cannot, or k is not 1 at r = 0.
-        """
+        """Return k as an expression of squared distances times unit^2; `InputError` if compiled sums cannot take it."""
         if unit not in self._weights:
             self._weights[unit] = self._weight(unit)
         return self._weights[unit]

@@ -118,7 +118,7 @@ def rate(k: Expression) -> float | None:
 
 
 def parsed(text: str, names: dict[str, Expression], argument: str = "k") -> Expression:
-    """Return the expression that a text stands for; `InputError` for other text. Nothing of it is run."""
+    """Return the expression that a text stands for, of which nothing is run; `InputError` for other text."""
     if len(text) > _LONGEST:
         raise InputError(
             f"{argument}: got {len(text)} characters, expected at most {_LONGEST}; write it shorter, or as a function"

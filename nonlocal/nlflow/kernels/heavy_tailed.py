@@ -1,4 +1,4 @@
-"""Kernels that fall as powers of the distance."""
+"""Kernels with heavy tails."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Potentials W(r) of pairs of particles."""
+"""Potentials of pairs."""
 
 # Unlike a `Kernel` a potential may be negative, infinite at r = 0, or rise without end.
 
@@ -134,10 +134,8 @@ class Interaction:
         return not (math.isfinite(far) and near <= 2 * far + abs(self.strength))
 
     def reach(self, rtol: float = 0.0) -> float:
-        """Return the distance beyond which |W'| is at most `rtol` times its largest value; infinity for none.
-
-        If the slope is singular `rtol` counts as 0.
-        """
+        """Return the distance beyond which |W'| is at most `rtol` times its largest value; infinity for none."""
+        # If the slope is singular `rtol` counts as 0.
         return _last(self.slope, 0.0 if self.singular else rtol)
 
     def seen(self, rtol: float, near: float = 0.5) -> float:

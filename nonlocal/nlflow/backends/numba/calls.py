@@ -1,4 +1,4 @@
-"""Calls of compiled functions by address."""
+"""Calls by address."""
 
 # What is called by address is compiled once, and not again with each layer that Numba puts around it.
 
@@ -32,13 +32,13 @@ def stay_whole(typingctx):
 
 @dataclass(frozen=True)
 class Callee:
-    """A compiled function that is called by its address and returns nothing; `arguments` are Numba's types."""
+    """A function that is called by address."""
 
     function: Any
     arguments: tuple[Any, ...]
 
     def address(self) -> int:
-        """Return the address of the compiled function."""
+        """Of the compiled function."""
         result = self.function.get_compile_result(types.void(*self.arguments))
         return int(result.library.get_pointer_to_function(result.fndesc.llvm_func_name))
 
@@ -132,5 +132,5 @@ def jobs(function: Any) -> Any:
 
 
 def index32(value: int) -> Any:
-    """Return a constant int32."""
+    """A constant int32."""
     return ir.Constant(ir.IntType(32), value)

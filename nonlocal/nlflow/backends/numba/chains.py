@@ -1,4 +1,4 @@
-"""Multigrid for walks that end: sums over the moves of a chain, Gauss-Seidel sweeps, and aggregates of states."""
+"""Multigrid for walks that end."""
 
 # State i has the moves ``starts[i] <= e < stops[i]`` to the states ``ends[e]``, not to itself, in the shares
 # ``weights[e]`` of the rate at which it is left. The systems are ``x_i - sum_e weights[e] x[ends[e]] = b_i``, 1, 4 or
@@ -50,7 +50,7 @@ def _sweep(starts, stops, ends, weights, b, x, columns):
 
 @njit(cache=True, fastmath=_FLAGS)
 def sweep(starts, stops, ends, weights, b, x):
-    """Take one Gauss-Seidel sweep for x, in place."""
+    """One Gauss-Seidel sweep."""
     if x.shape[1] == COLUMNS:
         _sweep(starts, stops, ends, weights, b, x, COLUMNS)
     elif x.shape[1] == _FEW:
@@ -100,7 +100,7 @@ def products(v, w, out):
 
 @njit(cache=True, fastmath=_FLAGS)
 def subtract(w, shares, v):
-    """Write ``w[i, c] - shares[c] v[i, c]`` over w."""
+    """Write ``w - shares v``."""
     for i in range(v.shape[0]):
         for c in range(v.shape[1]):
             w[i, c] -= shares[c] * v[i, c]
@@ -108,7 +108,7 @@ def subtract(w, shares, v):
 
 @njit(cache=True, fastmath=_FLAGS)
 def spread(group, coarse, x):
-    """Add the value of its aggregate to each state."""
+    """Add aggregates' values."""
     for i in range(x.shape[0]):
         for c in range(x.shape[1]):
             x[i, c] += coarse[group[i], c]

@@ -1,4 +1,4 @@
-"""Loops over the edges of a symmetric graph in compressed sparse rows."""
+"""Loops over the edges of a symmetric graph."""
 
 # Node i has the edges ``indptr[i] <= e < indptr[i + 1]`` to the nodes ``indices[e]``; each edge is kept at both its
 # ends. A node sums its own row in a fixed order and writes to no other, so the bits do not depend on the number of
@@ -20,7 +20,7 @@ _FLAGS = {"contract", "reassoc", "nnan", "ninf", "nsz"}
 
 @njit(parallel=True, cache=True, fastmath=_FLAGS)
 def edge_lengths(indptr, indices, u, out):
-    """Euclidean norms ``out[e] = |u_i - u_j|``; u is (N, D), out (edges,)."""
+    """Write ``out[e] = |u_i - u_j|``."""
     for i in prange(u.shape[0]):
         for e in range(indptr[i], indptr[i + 1]):
             j = indices[e]
@@ -107,7 +107,7 @@ def step_edges(indptr, indices, weights, degree, rigid, f, box, steps, seen, q, 
 
 @njit(parallel=True, cache=True, fastmath=_FLAGS)
 def raise_nodes(indptr, indices, roots, cells, rise, seen, q):
-    """Dual step with nodes as cells: ``q_ij += rise a_i sqrt(W_ij) (u_i - u_j)``, put back into the unit ball."""
+    """Take a dual step with nodes as cells: ``q_ij += rise a_i sqrt(W_ij) (u_i - u_j)``, put into the unit ball."""
     # ``roots`` is sqrt(W_ij), (edges,), and ``cells`` is a_i, (N,); the rest as in `step_edges`.
     D = seen.shape[1]
     one = seen.dtype.type(1)

@@ -1,4 +1,4 @@
-"""The local Wiener step on groups of alike patches."""
+"""The local Wiener step."""
 
 # Arrays are planar, (C, slices, rows, columns); an image has one slice, a signal one slice of one row. A patch is known
 # by its corner, the flat index ``(slice * rows + row) * columns + column``. The work is cut into jobs, each a run of
@@ -210,7 +210,7 @@ def filter_wide(
     double, state, pilot, c, places, count, patch, noise, correlation, whitening, basis, shrink, powers, across, room,
     among, spare, given, change, weight,
 ):  # fmt: skip
-    """Filter a group in double precision; `spare` is scratch."""
+    """Filter in double precision."""
     most, wide, line = weight.shape[0] - 1, weight.shape[1], noise.shape[0]
     first, second, third = 4 * most * wide, 4 * most * wide + room.size, 4 * most * wide + room.size + among.size
     held = spare[:first].reshape(4, most, wide)
@@ -246,7 +246,7 @@ def filter_job(
     slices, rows, columns, begun, patch, radii, run, motion, leave, factor, shrink, powers, across,
     running, rounding, lost, windows,
 ):  # fmt: skip
-    """Do one job of `filter_groups`."""
+    """Do one job."""
     job = begun + slot
     sums = windows[slot]
     pz, ph, pw = patch
@@ -434,7 +434,7 @@ def filter_groups(
 
 @njit(error_model="numpy", **APART)
 def add_band(band, windows, slices, rows, columns, begun, last, radii, run, motion, out):
-    """Add some rows of the windows to the image."""
+    """Add some rows."""
     D, H, W = out.shape[2:]
     runs = (columns.shape[0] + run - 1) // run
     kinds, planes, deep, high, wide = windows.shape[1:]

@@ -1,4 +1,4 @@
-"""How a compiled loop starts its threads: by Numba's threading layer, or not at all where that cannot work."""
+"""How a loop starts threads."""
 
 # A layer of Numba ends the process in two cases: GNU OpenMP in a child of `os.fork` (`multiprocessing` and the workers
 # of a DataLoader on Linux), and ``workqueue`` where two threads of the caller start a loop at a time. In both a loop

@@ -1,4 +1,4 @@
-"""Compiling loops, or loading them from the cache."""
+"""Compiling and loading loops."""
 
 import time
 from collections.abc import Callable, Iterator

@@ -1,4 +1,4 @@
-"""Pairs of nodes within a radius, found block by block."""
+"""Pairs within a radius."""
 
 # Squared distances are summed over the coordinates in their order, so those of (i, j) and (j, i) have the same bits.
 

@@ -1,4 +1,4 @@
-"""Standard normal numbers, each computed from a key and its own place alone."""
+"""Counted normal numbers."""
 
 # Philox4x32-10 (Salmon, Moraes, Dror and Shaw 2011, doi 10.1145/2063384.2063405) turns a key of 64 bits and a counter
 # of four words into four random words. The counter says (pair of nodes, channel, step, stream), and the two normals of
@@ -54,7 +54,7 @@ def _series(coefficients, x):
 
 @njit(cache=True)
 def words(counters, key, out):
-    """Write the words of Philox4x32-10 of each row of counters, (M, 4)."""
+    """Write words of Philox4x32-10."""
     key_0, key_1 = key & _LOW, key >> _HALF
     for i in range(len(counters)):
         own = _words(counters[i, 0], counters[i, 1], counters[i, 2], counters[i, 3], key_0, key_1)

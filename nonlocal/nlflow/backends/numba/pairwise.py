@@ -43,18 +43,18 @@ _HIGHEST = {4: 100.0, 8: 1000.0}  # powers of two that are taken
 
 
 def group(dtype: Any) -> int:
-    """Return how many queries are summed together."""
+    """Queries summed together."""
     return int(VECTORS * BYTES // np.dtype(dtype).itemsize)
 
 
 def data(context: Any, builder: Any, signature: Any, arguments: Any, place: int) -> Any:
-    """Return the address of the numbers of an array argument of an instruction."""
+    """Address of an argument's numbers."""
     return context.make_array(signature.args[place])(context, builder, arguments[place]).data
 
 
 @intrinsic
 def address_of(typingctx, array):
-    """Return the address of the numbers of an array."""
+    """Of an array's numbers."""
 
     def codegen(context, builder, signature, arguments):
         return builder.ptrtoint(data(context, builder, signature, arguments, 0), cgutils.intp_t)

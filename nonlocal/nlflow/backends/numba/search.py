@@ -1,4 +1,4 @@
-"""The search for alike patches and for the motion of blocks; arrays lie as in `nlflow.backends.numba.groups`."""
+"""The search for alike patches and for the motion of blocks."""
 
 import math
 from typing import Any
@@ -18,7 +18,7 @@ COLUMNS = 4
 
 
 def lanes(dtype: Any) -> int:
-    """Return how many offsets lie in a vector."""
+    """Numbers in a vector."""
     return BYTES // int(np.dtype(dtype).itemsize)
 
 
@@ -163,7 +163,7 @@ def _ends(follow, last, size):
 def find_job(
     job, guide, edge, slices, rows, columns, shape, patch, radii, run, motion, order, moves, rounding, members, counts
 ):  # fmt: skip
-    """Find the groups of one run of references, for `find_groups`."""
+    """Do one job."""
     D, H, W = shape
     pz, ph, pw = patch
     Rz, Ry, Rx = radii

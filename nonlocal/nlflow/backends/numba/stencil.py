@@ -150,10 +150,8 @@ def _box_line(line, spare, out, columns, width):
 
 @njit(cache=True, fastmath=FLAGS)
 def tile_weights(image, place, di, dj, ri, rj, offset, scale, spatial, tokens, b, line, spare):
-    """Write weights k(x, x + s) of one offset on a tile to ``b[:rows, :columns]``.
-
-    They are ``spatial * exp(-max(scale * squared_patch_distance - offset, 0))``, averaged over the patch if `tokens`.
-    """
+    """Write weights k(x, x + s) of one offset on a tile to ``b[:rows, :columns]``."""
+    # They are ``spatial * exp(-max(scale * squared_patch_distance - offset, 0))``, averaged over the patch if `tokens`.
     # `place` has the row and column of the tile's corner in the padded `image`, and its rows and columns. The other
     # arrays are work space.
     row, column, rows, columns = place
@@ -191,7 +189,7 @@ def tile_weights(image, place, di, dj, ri, rj, offset, scale, spatial, tokens, b
 
 
 def callee(real):
-    """Return `tile_weights` for a type of float."""
+    """`tile_weights` for a float."""
     places, sizes = types.UniTuple(types.int64, 4), (types.int64,) * 4
     line, plane, planes = (types.Array(real, dimensions, "C") for dimensions in (1, 2, 3))
     numbers = (real, real, real, types.boolean)
@@ -213,7 +211,7 @@ def _tiles(rows, columns):
 
 @njit(cache=True, fastmath=FLAGS)
 def store_tile(tile_of, tile, image, offsets, spatial, reach, offset, scale, tokens, isolated, weights):
-    """Do one tile of `store_weights`."""
+    """Do one tile."""
     Ri, Rj, ri, rj = reach
     ei = 2 * ri if tokens else ri
     ej = 2 * rj if tokens else rj
@@ -275,7 +273,7 @@ def store_weights(body, tile_of, image, offsets, spatial, reach, offset, scale, 
 
 @njit(cache=True, fastmath=FLAGS)
 def apply_line(tile, weights, offsets, centre, signal, out):
-    """Do one tile of `apply_weights`."""
+    """Do one tile."""
     D, H, W = out.shape
     Ri = weights.shape[0] - H
     Rj = weights.shape[2] - W
@@ -326,7 +324,7 @@ def apply_weights(body, weights, offsets, centre, signal, out):
 
 @njit(cache=True, fastmath=FLAGS)
 def apply_tile(tile_of, tile, image, offsets, spatial, reach, offset, scale, tokens, isolated, centre, signal, out):
-    """Do one tile of `apply_recomputed`."""
+    """Do one tile."""
     Ri, Rj, ri, rj = reach
     ei = 2 * ri if tokens else ri
     ej = 2 * rj if tokens else rj

@@ -1,4 +1,4 @@
-"""Conjugate gradients over the edges of a symmetric graph, preconditioned by one Gauss-Seidel sweep there and back."""
+"""Preconditioned conjugate gradients over the edges of a graph."""
 
 # The system is ``(I - L - L^T) x = b``, scaled to a diagonal of 1, with L the edges to nodes of smaller numbers: node i
 # has the edges ``indptr[i] <= e < middle[i]`` to those and ``middle[i] <= e < indptr[i + 1]`` to the others. Weights

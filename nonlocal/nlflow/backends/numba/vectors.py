@@ -1,4 +1,4 @@
-"""Code on whole vectors, written for LLVM directly."""
+"""Vector code for LLVM."""
 
 import math
 from collections.abc import Callable, Iterable
@@ -34,7 +34,7 @@ _I32, _I64 = ir.IntType(32), ir.IntType(64)
 
 
 def index(value: int) -> Any:
-    """Return a constant integer."""
+    """A constant integer."""
     return ir.Constant(_I64, value)
 
 
@@ -56,15 +56,15 @@ class Vectors:
         set.add(builder.function.attributes, f'"prefer-vector-width"="{8 * BYTES}"')
 
     def constant(self, value: float) -> Any:
-        """Return a vector of one number."""
+        """Of one number."""
         return ir.Constant(self.type, [ir.Constant(self.number, value)] * self.lanes)
 
     def load(self, pointer: Any, place: Any) -> Any:
-        """Return the vector at a place."""
+        """At a place."""
         return self.builder.load(self._at(pointer, place), align=self.size)
 
     def lanes_before(self, count: Any) -> Any:
-        """Return which lanes have numbers below a count."""
+        """Lanes below a count."""
         numbers = ir.VectorType(_I32, self.lanes)
         own = ir.Constant(numbers, list(range(self.lanes)))
         return self.builder.icmp_signed("<", own, self._spread(self.builder.trunc(count, _I32), numbers))
@@ -78,23 +78,24 @@ class Vectors:
         return self.builder.call(load, [where, ir.Constant(_I32, self.size), inside, nothing])
 
     def store(self, value: Any, pointer: Any, place: Any) -> None:
-        """Write a vector to a place."""
+        """At a place."""
         self.builder.store(value, self._at(pointer, place), align=self.size)
 
     def broadcast(self, number: Any) -> Any:
-        """Return a vector of one value."""
+        """Of one value."""
         return self._spread(number, self.type)
 
     def broadcast_from(self, pointer: Any, place: Any) -> Any:
-        """Return a vector of the number at a place."""
+        """Of one place."""
         return self.broadcast(self.builder.load(self.builder.gep(pointer, [place])))
 
     def multiply_add(self, a: Any, b: Any, c: Any) -> Any:
-        """Return a b + c, fused where the processor can."""
+        """Return a b + c."""
+        # One instruction where the processor has it.
         return self._call(f"llvm.fmuladd.{self._suffix}", (a, b, c))
 
     def square_root(self, a: Any) -> Any:
-        """Return the square root."""
+        """Lane by lane."""
         return self._call(f"llvm.sqrt.{self._suffix}", (a,))
 
     def inverse_root(self, a: Any) -> Any:
@@ -112,7 +113,7 @@ class Vectors:
         return multiply(y, self.multiply_add(less, y, self.constant(1.5)))
 
     def magnitude(self, a: Any) -> Any:
-        """Return the absolute value."""
+        """Lane by lane."""
         return self._call(f"llvm.fabs.{self._suffix}", (a,))
 
     def rounded(self, a: Any) -> Any:
@@ -121,26 +122,26 @@ class Vectors:
         return self.builder.fsub(self.builder.fadd(a, large), large)
 
     def total(self, a: Any) -> Any:
-        """Return the sum of all lanes, halves first."""
+        """Halves first."""
         kind = ir.FunctionType(self.number, [self.number, self.type])
         name = f"llvm.vector.reduce.fadd.{self._suffix}"
         add = cgutils.get_or_insert_function(self.builder.module, kind, name)
         return self.builder.call(add, [ir.Constant(self.number, -0.0), a], fastmath=("reassoc",))
 
     def larger(self, a: Any, b: Any) -> Any:
-        """Return the larger of each two numbers; NaN is not handled."""
+        """NaN is not handled."""
         return self.builder.select(self.builder.fcmp_ordered(">", a, b, flags=("nnan", "nsz")), a, b)
 
     def smaller(self, a: Any, b: Any) -> Any:
-        """Return the smaller of each two numbers; NaN is not handled."""
+        """NaN is not handled."""
         return self.builder.select(self.builder.fcmp_ordered("<", a, b, flags=("nnan", "nsz")), a, b)
 
     def where(self, condition: Any, a: Any, b: Any) -> Any:
-        """Return a where the condition holds, else b."""
+        """Lane by lane."""
         return self.builder.select(condition, a, b)
 
     def compare(self, sign: str, a: Any, b: Any) -> Any:
-        """Return the result of a comparison, lane by lane."""
+        """Lane by lane."""
         return self.builder.fcmp_ordered(sign, a, b)
 
     def power(self, a: Any, power: Fraction) -> Any:

@@ -1,4 +1,4 @@
-"""Random walks on a finite chain, from alias tables, or along the edges of a sparse one."""
+"""Random walks on a finite chain."""
 
 # A move takes one 64-bit number and one table entry, or a bisection among the edges of a state. The numbers are those
 # of SplitMix64 (Steele, Lea and Flood 2014, doi 10.1145/2660193.2660195), a hash of a counter: number c of a walker is
@@ -117,7 +117,7 @@ def _next_of(chain, state, number):
 
 @njit(parallel=True, cache=True)
 def add_up(starts, probabilities, shares):
-    """Write to each edge the cumulative probability in its row; all but ``starts`` are (edges,)."""
+    """Write cumulative probabilities."""
     for i in prange(starts.shape[0] - 1):
         total = 0.0
         for e in range(starts[i], starts[i + 1]):

@@ -1,4 +1,4 @@
-"""The local Wiener step on one group of patches."""
+"""The step on one group."""
 
 # Matrices have rows that are filled up with zeros to whole vectors (`padded`). They are so small that a call of BLAS or
 # LAPACK takes longer than what it computes; here a few rows by a few vectors stay in registers.
@@ -403,7 +403,7 @@ def wiener(
 
 
 def callee(real):
-    """Return `wiener` for a type of float."""
+    """`wiener` for a float."""
     line, matrix, rooms = (types.Array(real, dimensions, "C") for dimensions in (1, 2, 3))
     number = types.int64
     return Callee(

@@ -1,4 +1,4 @@
-"""Softmax averages and their log-sum-exp from fused attention kernels, in O(N) memory."""
+"""Softmax averages from fused kernels."""
 
 # ``scaled_dot_product_attention`` may form a table of all pairs, and does not return the log-sum-exp; the operators
 # beneath it do neither.
@@ -41,7 +41,7 @@ class Place:
 
     @classmethod
     def of(cls, device: torch.device) -> Place:
-        """Return what a device has."""
+        """Of a device."""
         if device.type != "cuda":
             return cls(device.type)
         allowed = getattr(torch.backends.cuda, "cudnn_sdp_enabled", lambda: False)()
@@ -55,7 +55,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Call:
-    """What is asked of a kernel; `width` is the columns of queries, keys and values."""
+    """What is asked."""
 
     dtype: torch.dtype
     width: int
@@ -92,7 +92,7 @@ class Kernel:
     pairs: int = 0
 
     def takes(self, place: Place, call: Call) -> bool:
-        """Tell whether this kernel is for a call."""
+        """Whether it takes a call."""
         return (
             self.kind == place.kind
             and call.dtype in self.capability

@@ -1,4 +1,4 @@
-"""CUDA graphs: operations on tensors that a GPU records once and repeats in one launch."""
+"""CUDA graphs."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ class Matrices:
     powers: tuple[float, ...]
 
     def to(self, dtype: torch.dtype) -> Matrices:
-        """Return the matrices in a precision."""
+        """In a precision."""
 
         def turned(matrix: Tensor | None) -> Tensor | None:
             return None if matrix is None else matrix.to(dtype)

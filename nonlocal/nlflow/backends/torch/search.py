@@ -1,4 +1,4 @@
-"""The search for groups of alike patches on tensors; `nlflow.backends.numba.search` finds the same."""
+"""The search for groups of alike patches, on tensors."""
 
 from __future__ import annotations
 
@@ -26,23 +26,20 @@ Integers = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Windows:
-    """Where the references of a lattice lie, in tiles whose windows are mostly the same.
+    """Where the references of a lattice lie, in tiles whose windows are mostly the same."""
 
-    All tiles are alike: a x b x e references at one distance along each axis, of which the last ones may be none of
-    the lattice, and an extent of samples that holds the windows of all.
-    """
-
-    # - shape, patch, radii : triples of int; Of the images, of a patch, and the largest offsets along the three axes.
-    # - wide, stride, lengths : triples of int; References of a tile, their distance, and the candidates that they have
-    #   together, along the three axes.
-    # - starts : (tiles,); First samples of the tiles' windows, in planes that are padded.
-    # - corners, numbers : (tiles, T); First samples of the references, and which these are in the lattice; the number
-    #   of all where they are none.
-    # - block : (samples,); How far the samples of a tile lie behind its first, in planes that are padded.
-    # - shift, rank : (offsets,); How far the offsets of a window lead in an image, and which of them is the first, the
-    #   second, ... by its length.
-    # - count : int; References of the lattice that differ.
-    # - again : (G,) or None; Which of these each group has, where a lattice holds some of them several times.
+    # All tiles are alike: a x b x e references at one distance along each axis, of which the last ones may be none of
+    # the lattice, and an extent of samples that holds the windows of all.
+    # - shape, patch, radii : of the images, of a patch, and the largest offsets along the three axes
+    # - wide, stride, lengths : references of a tile, their distance, and the candidates that they have together
+    # - starts : (tiles,), first samples of the tiles' windows, in planes that are padded
+    # - corners, numbers : (tiles, T), first samples of the references, and which these are in the lattice; the number
+    #   of all where they are none
+    # - block : (samples,), how far the samples of a tile lie behind its first, in planes that are padded
+    # - shift, rank : (offsets,), how far the offsets of a window lead in an image, and which of them is the first, the
+    #   second, ... by its length
+    # - count : references of the lattice that differ
+    # - again : (G,), which of these each group has, where a lattice holds some of them several times
 
     shape: Three
     patch: Three
@@ -313,7 +310,7 @@ class _Axis:
 
 
 def three(values: Sequence[int]) -> Three:
-    """Return three numbers as a tuple."""
+    """As a tuple."""
     a, b, c = values
     return a, b, c
 

@@ -23,16 +23,9 @@ class ProcessError(NlflowError, RuntimeError):
 
 
 class Processes:
-    """The processes that share the nodes of a domain, in the order of ranks.
+    """The processes that share the nodes of a domain, in the order of ranks."""
 
-    All processes call each of the methods at the same point of their program.
-
-    Raises
-    ------
-    InputError
-        Without a process group, or if a process has no nodes.
-    """
-
+    # All processes call each of the methods at the same point of their program.
     # - count : int; Number of nodes of this process.
     # - group : ProcessGroup, optional; All processes by default.
     # - rank, size : int
@@ -59,7 +52,7 @@ class Processes:
 
     @property
     def total(self) -> int:
-        """Number of nodes of all processes."""
+        """Nodes of all."""
         return sum(self.counts)
 
     def check_carried(self, name: str, value: Tensor) -> None:
@@ -139,7 +132,7 @@ class Processes:
 
     @property
     def before(self) -> int:
-        """Number of nodes of the processes before this one."""
+        """Nodes before these."""
         return sum(self.counts[: self.rank])
 
     def bring(self, rows: Tensor) -> Tensor:
@@ -182,24 +175,22 @@ def _own_gpu(group: Any) -> torch.device:
 
 
 class Shard(Tensor):
-    """The rows of a signal that a process has, (n, ...).
+    """The rows of a signal that a process has, (n, ...); reductions of the node axis cover all processes."""
 
-    Node-by-node operations act here; reductions of the node axis cover all processes and give an ordinary tensor.
-    Operations that are neither raise an error: they might take these rows for the whole signal.
-    """
+    # What may not keep the nodes apart is refused: it might take these rows for the whole signal.
 
     processes: Processes
 
     @staticmethod
     def of(rows: Tensor, processes: Processes) -> Shard:
-        """Return this process's rows as a shard, which shares their memory."""
+        """Share the memory."""
         result = Shard.rows(rows).as_subclass(Shard)
         result.processes = processes
         return result
 
     @staticmethod
     def rows(tensor: Tensor) -> Tensor:
-        """Return a shard as an ordinary tensor, which shares its memory."""
+        """Share the memory."""
         with torch._C.DisableTorchFunctionSubclass():
             return tensor.as_subclass(Tensor)
 
@@ -369,15 +360,9 @@ def _share(log: Tensor, total: Tensor) -> Tensor:
 
 
 class RingSums:
-    """Averages of this process's queries over the keys of all processes, which come one block after another.
+    """Averages over the keys of all processes, which come one block after another: O(n (d + D)) memory."""
 
-    Memory O(n (d + D)) for n nodes a process; without derivatives.
-    """
-
-    # - kernel : Kernel
-    # - queries, keys : tensor of shape (n, d); Of this process.
-    # - weights : tensor of shape (n,), optional; Quadrature weights > 0; 1 by default.
-    # - processes : Processes
+    # Without derivatives. queries, keys : (n, d), of this process; weights : (n,), > 0.
 
     def __init__(
         self, kernel: Kernel, queries: Tensor, keys: Tensor, weights: Tensor | None, processes: Processes
@@ -405,10 +390,7 @@ class RingSums:
 
 
 class GatheredSums:
-    """Averages of this process's queries over the keys of all processes, which each process holds: O(N (d + D)) memory.
-
-    Parameters as those of `RingSums`.
-    """
+    """Averages over the keys of all processes, which each of them holds, in O(N (d + D)) memory."""
 
     def __init__(
         self, kernel: Kernel, queries: Tensor, keys: Tensor, weights: Tensor | None, processes: Processes
@@ -418,7 +400,7 @@ class GatheredSums:
         self._block = _BlockSums(kernel, queries, processes.gather(keys), everywhere)
 
     def sums(self, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the averages, and the logarithms of the sums of weights (n,)."""
+        """See `RingSums.sums`."""
         merged = _Merged(values)
         merged.add(self._block, self._processes.gather(values) if values.numel() else values)
         return merged.average, merged.logs

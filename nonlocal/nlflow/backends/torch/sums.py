@@ -1,4 +1,4 @@
-"""Averages over all pairs of nodes on torch tensors, by fused attention or tile by tile."""
+"""Averages over pairs on tensors."""
 
 from __future__ import annotations
 
@@ -28,22 +28,17 @@ _LAW_ROUNDING = 2e-6  # of a weight, from which on laws are pushed in float64
 
 
 class TorchSums:
-    """Averages with the weights w_j k(x_i, y_j), and the logarithms of their sums; O(N (d + D)) memory.
+    """Averages with the weights w_j k(x_i, y_j), and the logarithms of their sums; O(N (d + D)) memory."""
 
-    Averages have first derivatives with respect to queries, keys and values.
-    """
-
-    # - kernel : Kernel
-    # - queries : tensor of shape (..., M, d)
-    # - keys : tensor of shape (..., N, d)
-    # - weights : tensor of shape (N,) or (..., N), optional; Quadrature weights > 0; 1 by default.
-    # - precision : str, optional; dtype to which features and values are rounded; that of the features by default.
-    # - fused : bool; Whether fused attention may be used.
-    # - present : tensor of bool, shape (..., N), optional; False at keys that have no weight.
-    # - seen : callable, optional; From a slice of queries to the keys that they see, bool (m, N), the same for all
-    #   items.
-    # - causal : bool; Whether `seen` says j <= i.
-    # - table : bool; Whether `seen` is asked for as a whole and kept.
+    # Averages have first derivatives with respect to queries, keys and values.
+    # - queries, keys : (..., M, d), (..., N, d)
+    # - weights : (N,) or (..., N), > 0
+    # - precision : dtype to which features and values are rounded; that of the features by default
+    # - fused : whether fused attention may be used
+    # - present : bool (..., N), False at keys that have no weight
+    # - seen : from a slice of queries to the keys that they see, bool (m, N), the same for all items
+    # - causal : whether `seen` says j <= i
+    # - table : whether `seen` is asked for as a whole and kept
 
     def __init__(
         self,
@@ -80,7 +75,7 @@ class TorchSums:
 
     @property
     def how(self) -> str:
-        """What averages are computed by, and why."""
+        """In words."""
         if self.fused:
             pairs = self._x[..., 0].numel() * self._y.shape[-2]
             return f"fused by {told(self._x, self._form.bias is not None, pairs)}"
@@ -118,7 +113,7 @@ class TorchSums:
 
     @property
     def kept(self) -> tuple[Tensor, ...]:
-        """The tensors that this holds."""
+        """Tensors held."""
         mean = self.__dict__.get("_mean_weight")
         return (self._x, self._y) if mean is None else (self._x, self._y, mean)
 
@@ -336,10 +331,9 @@ _ALIGNED = 8  # keys; what fused kernels on GPUs want of a table of biases
 
 
 class MaskedSums:
-    """Averages over the keys that a query sees; the methods are those of `TorchSums`.
+    """Averages over the keys that a query sees; the methods are those of `TorchSums`."""
 
-    Windows take O(N window) time and memory, rules O(N^2) evaluations at each average.
-    """
+    # Windows take O(N window) time and memory, rules O(N^2) evaluations at each average.
 
     def __init__(
         self, kernel: Kernel, queries: Tensor, keys: Tensor, weights: Tensor | None, sight: Sight, precision: str | None
@@ -375,24 +369,24 @@ class MaskedSums:
 
     @property
     def how(self) -> str:
-        """What averages are computed by, and why."""
+        """In words."""
         return self._sums.how
 
     @property
     def kept(self) -> tuple[Tensor, ...]:
-        """The tensors that this holds."""
+        """Tensors held."""
         return self._sums.kept
 
     @property
     def wide(self) -> bool:
-        """Whether laws are pushed in float64 though features are not."""
+        """See `TorchSums.wide`."""
         return self._sums.wide
 
     def _ordered(self, values: Tensor, axis: int = -2) -> Tensor:
         return values.flip(axis) if self._flipped else values
 
     def average(self, values: Tensor) -> Tensor:
-        """Return the averages of values (..., N, D)."""
+        """See `TorchSums.average`."""
         if self._missing is None:
             return self._ordered(self._sums.average(self._ordered(values)))
         # Where deviations from the mean are rounded, missing nodes are no part of it.
@@ -401,11 +395,11 @@ class MaskedSums:
         return torch.where(self._missing[..., None], values, result)
 
     def log_totals(self) -> Tensor:
-        """Return the logarithms of the sums of weights, (..., N)."""
+        """See `TorchSums.log_totals`."""
         return self._with_missing(self._ordered(self._sums.log_totals(), -1))
 
     def log_totals_wide(self) -> Tensor:
-        """Return them in float64 where float32 would lose digits."""
+        """See `TorchSums.log_totals_wide`."""
         return self._with_missing(self._ordered(self._sums.log_totals_wide(), -1))
 
     def _with_missing(self, result: Tensor) -> Tensor:
@@ -416,7 +410,7 @@ class MaskedSums:
         return torch.where(self._missing, own, result)
 
     def push(self, law: Tensor) -> Tensor:
-        """Return the law after a move, (..., N, D)."""
+        """See `TorchSums.push`."""
         if self._missing is None:
             return self._ordered(self._sums.push(self._ordered(law)))
         missing = self._missing[..., None]

@@ -1,4 +1,4 @@
-"""Who computes the chunks of a batch: one stream of a GPU, or threads of the CPU."""
+"""Who computes chunks of a batch."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _CPU, _GPU = 2**22, 2**27
 
 
 def chunk_for(device: torch.device) -> int:
-    """Return about how many numbers a worker holds at a time."""
+    """Numbers a worker holds."""
     return _CPU if device.type == "cpu" else _GPU
 
 
 def bytes_of_chunks(device: torch.device) -> int:
-    """Return the bytes that workers take for chunks."""
+    """Of all workers."""
     return 16 * (_held.get() or torch.get_num_threads() if device.type == "cpu" else 1)
 
 
@@ -52,7 +52,7 @@ def workers_for(device: torch.device) -> Iterator[int]:
 
 
 def exact_products(device: torch.device) -> AbstractContextManager[None]:
-    """Keep all digits of the dtype in products of matrices."""
+    """Keep all digits."""
     before = torch.get_float32_matmul_precision()
     if before == "highest" and not torch.is_autocast_enabled(device.type):
         return nullcontext()  # it is entered at each velocity

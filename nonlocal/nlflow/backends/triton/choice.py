@@ -1,4 +1,4 @@
-"""Where Triton kernels run, and why not elsewhere."""
+"""Where Triton kernels run."""
 
 from __future__ import annotations
 

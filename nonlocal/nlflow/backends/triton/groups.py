@@ -1,4 +1,4 @@
-"""The local Wiener step on groups of alike patches, a program each; `nlflow.backends.torch.groups` has the same."""
+"""The local Wiener step, a program for each group."""
 
 from __future__ import annotations
 

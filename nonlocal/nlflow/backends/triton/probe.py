@@ -1,4 +1,4 @@
-"""Whether triton compiles and runs kernels on a device."""
+"""Whether triton works."""
 
 from __future__ import annotations
 

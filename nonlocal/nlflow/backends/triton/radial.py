@@ -124,7 +124,7 @@ def _power(base: str, exponent: str) -> str:
 
 
 def source(form: str) -> str:
-    """Return the text of the Triton kernel of a form."""
+    """A kernel's text."""
     lines, result, count = written(form)
     sizes = ", ".join(f"{name}: tl.constexpr" for name in ("ROWS", "KEYS", "COLUMNS"))
     return _SOURCE.format(
@@ -141,7 +141,7 @@ def _joined(form: str, numbers: list[float]) -> tuple[str, list[float]]:
 
 @cache
 def compiled(form: str) -> Any:
-    """Return the Triton kernel of a form; it is compiled when it is called."""
+    """A form's kernel."""
     import triton
     import triton.language as tl
 
@@ -166,10 +166,7 @@ def refusal(kernel: RadialKernel, x: Tensor) -> str:
 
 
 def radial_sums(kernel: RadialKernel, x: Tensor, y: Tensor, weights: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-    """Return sum_j w_j k(x_i, y_j) v_j (..., M, D) and sum_j w_j k(x_i, y_j) (..., M), in float32.
-
-    O(M N (d + D)) operations, O((M + N)(d + D)) memory.
-    """
+    """Return sum_j w_j k(x_i, y_j) v_j (..., M, D) and sum_j w_j k(x_i, y_j) (..., M), in float32."""
     # - kernel : RadialKernel; With k = 1 at r = 0.
     # - x, y : tensors of shape (..., M, d), (..., N, d)
     # - weights : tensor of shape (..., N)

@@ -1,4 +1,4 @@
-"""The search for groups of alike patches, one program for each; `nlflow.backends.torch.search` finds the same."""
+"""The search for groups of alike patches, a program for each."""
 
 from __future__ import annotations
 
