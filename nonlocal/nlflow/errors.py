@@ -1,4 +1,4 @@
-"""Exceptions and checks of arguments."""
+"""Exceptions, and checks, which raise `InputError` naming an argument."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def _bytes_of(letter: str) -> str:
 
 
 def command(*words: object) -> str:
-    """Return a command that users may copy."""
+    """Quote a command."""
     return " ".join(map(quoted, words))
 
 
@@ -180,13 +180,13 @@ def shortened(value: object, most: int = 160) -> str:
 
 
 def listed(values: Iterable[object], most: int = 5, form: str = "") -> str:
-    """Return the first of some values as a message shows them, and dots for the others."""
+    """List the first values."""
     shown = [f"{value:{form}}" for value in islice(values, most + 1)]
     return ", ".join(shown[:most]) + ", ..." * (len(shown) > most)
 
 
 def all_digits(value: float) -> str:
-    """Return a number as the shortest text that has all its bits; ``1`` for 1.0."""
+    """Write all digits."""
     return repr(float(value)).removesuffix(".0")
 
 
@@ -200,14 +200,14 @@ def install_command(extra: str) -> str:
 
 
 def not_installed(what: str, package: str, extra: str, otherwise: str = "") -> MissingPackageError:
-    """Return the exception that says which package something needs, how it is installed, and what to do otherwise."""
+    """Return a `MissingPackageError`."""
     return MissingPackageError(f"{what} needs {package}, which is not installed; {install_command(extra)}{otherwise}")
 
 
 def checked_call(item: Item, more: Iterable[str] = ()) -> Item:
     """Let a function or class without ``*args`` say which arguments it has when it is called with another, or too many.
 
-    A class stays the same object: its ``__init__`` is replaced. `more` are the names that its ``**more`` takes.
+    A class stays the same object: its ``__init__`` is replaced.
     """
     function: Callable[..., Any] = item.__init__ if isinstance(item, type) else item  # type: ignore[misc]
     own = int(isinstance(item, type))  # self, which no caller names
@@ -267,7 +267,7 @@ def check_number(
     finite: bool = True,
     hint: str = "",
 ) -> float:
-    """Return `value` as a float, or raise `InputError` naming `name`.
+    """Return a float.
 
     Parameters
     ----------
@@ -306,7 +306,7 @@ def check_number(
 
 
 def check_integer(name: str, value: Any, *, minimum: int | None = None, odd: bool = False, hint: str = "") -> int:
-    """Return `value` as an int, or raise `InputError` naming `name`."""
+    """Return an int."""
     check_detached(name, value)
     words = f"expected an {'odd ' if odd else ''}integer" + (f" >= {minimum}" if minimum is not None else "")
     tail = f"; {hint}" if hint else ""
@@ -320,7 +320,7 @@ def check_integer(name: str, value: Any, *, minimum: int | None = None, odd: boo
 
 
 def check_range(name: str, given: Any, *, hint: str = "") -> tuple[float, float]:
-    """Return the ends of a range as numbers, or raise `InputError` unless it is a pair with low < high."""
+    """Return two increasing numbers."""
     try:
         low, high = given
     except (TypeError, ValueError) as error:
@@ -332,14 +332,14 @@ def check_range(name: str, given: Any, *, hint: str = "") -> tuple[float, float]
 
 
 def check_choice(name: str, value: Any, choices: tuple[str, ...]) -> str:
-    """Return `value` if it is one of `choices`, or raise `InputError` listing them."""
+    """Return one of `choices`."""
     if not isinstance(value, str) or value not in choices:
         raise InputError(f"{name}: got {_shown(value)}, expected one of {', '.join(map(repr, choices))}")
     return value
 
 
 def check_generator(rng: Any) -> np.random.Generator:
-    """Return `numpy.random.default_rng` of `rng`, or raise `InputError`."""
+    """Return a generator."""
     check_detached("rng", rng)
     try:
         return np.random.default_rng(rng)
@@ -355,10 +355,9 @@ def check_array(
     hint: str = "",
     missing: str = "",
 ) -> Any:
-    """Return `value` as an array of finite floats, or raise `InputError` naming `name`; tensors stay tensors.
+    """Return an array of finite floats; tensors stay tensors.
 
     float32 and float64 are kept and shorter floats become float32. All else becomes float64, of tensors it is refused.
-    `hint` ends the message about another kind of array; `missing` says what to do where samples are missing.
     """
     tail = f"; {hint}" if hint else ""
     otherwise = f", or {missing}" if missing else ""
@@ -424,7 +423,7 @@ def check_array(
 
 
 def check_tensor(name: str, tensor: Any) -> None:
-    """Raise `InputError` for a tensor whose numbers cannot be read."""
+    """Refuse tensors without numbers."""
     check_dense(name, tensor)
     if tensor.is_quantized:
         raise InputError(f"{name}: got a quantized tensor of {tensor.dtype}, expected floats; use .dequantize()")
@@ -440,7 +439,7 @@ def check_tensor(name: str, tensor: Any) -> None:
 
 
 def check_filled(name: str, tensor: Any) -> None:
-    """Raise `InputError` for a tensor on the device meta, which has a shape and no values."""
+    """Refuse a tensor on the device meta, which has a shape and no values."""
     if tensor.is_meta:
         raise InputError(
             f"{name}: it is on meta, where tensors have shapes and no values, expected a tensor on cpu or cuda; "
@@ -449,7 +448,7 @@ def check_filled(name: str, tensor: Any) -> None:
 
 
 def check_dense(name: str, tensor: Any) -> None:
-    """Raise `InputError` for a nested and for a sparse tensor."""
+    """Refuse other layouts."""
     if tensor.is_nested:
         raise InputError(
             f"{name}: got a nested tensor, expected one of a single shape; pad it (torch.nested.to_padded_tensor) and "
@@ -460,7 +459,7 @@ def check_dense(name: str, tensor: Any) -> None:
 
 
 def check_floats(name: str, value: Any, **options: Any) -> NDArray[np.float64]:
-    """Return a new array in float64 of `value`, or raise `InputError`; `options` are of `check_array`."""
+    """Return a new array in float64."""
     check_detached(name, value)
     array = check_array(name, value, **options)
     return np.array(array.detach().cpu().numpy() if hasattr(array, "detach") else array, dtype=np.float64)
@@ -478,7 +477,7 @@ def _first(wrong: Any) -> str:
 
 
 def format_bytes(count: float) -> str:
-    """Return a byte count in words, e.g. ``'1.5 GiB'``."""
+    """Write a byte count."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if count < 1024:
             return f"{count:.4g} {unit}"
@@ -498,7 +497,7 @@ def memory_limit() -> int:
 
 
 def physical_memory() -> int | None:
-    """Return the machine's memory in bytes; None where the system does not say."""
+    """Return bytes, or None."""
     if hasattr(os, "sysconf"):
         try:
             page, pages = os.sysconf("SC_PAGE_SIZE"), os.sysconf("SC_PHYS_PAGES")
@@ -529,14 +528,14 @@ def check_memory(what: str, needed: int, remedy: str, limit: float | None = None
 
 
 def check_flag(name: str, value: Any) -> bool:
-    """Return a bool as Python's own, or raise `InputError`."""
+    """Return a bool."""
     if not isinstance(value, bool | np.bool_):
         raise InputError(f"{name}: got {_shown(value)}, expected True or False")
     return bool(value)
 
 
 def check_path(name: str, value: Any) -> Path:
-    """Return the path of a file or folder, or raise `InputError` for what no file system can have."""
+    """Return a path."""
     path = os.fspath(value) if isinstance(value, str | os.PathLike) else None
     try:
         fits = isinstance(path, str) and len(path) > 0 and max(len(os.fsencode(p)) for p in path.split("/")) <= _NAME
@@ -548,5 +547,5 @@ def check_path(name: str, value: Any) -> Path:
 
 
 def file_error(path: Path, got: str, expected: str, remedy: str) -> FileFormatError:
-    """Return the exception that says what `path` holds, what it should hold and what to do."""
+    """Return a `FileFormatError`."""
     return FileFormatError(f"{path}: got {got}, expected {expected}; {remedy}")

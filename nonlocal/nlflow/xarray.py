@@ -1,4 +1,4 @@
-"""``import nlflow.xarray`` gives each DataArray its `nlflow`, which goes by the names of axes."""
+"""DataArrays of xarray."""
 
 from __future__ import annotations
 

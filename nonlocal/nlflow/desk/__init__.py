@@ -1,4 +1,4 @@
-"""The desk around the library: file formats, the command line, the explorer, napari's widget."""
+"""The desk around the library."""
 
 import sys
 from importlib.util import find_spec

@@ -289,7 +289,7 @@ def _end_all() -> None:
 
 
 def begin(library: str) -> None:
-    """Start a child that loads a library, without waiting for it."""
+    """Start a child."""
     with _lock, suppress(OSError):  # what is wrong is said when a file is read
         if not (_idle or _is_here()):
             _idle.append(_Child(library))
@@ -341,7 +341,7 @@ def seconds_for(size: int) -> float:
 
 
 def size_of(path: Path) -> int:
-    """Return the bytes of a file, or of the files in a folder."""
+    """Return a size in bytes."""
     if path.is_dir():
         return sum(size_of(Path(entry.path)) for entry in os.scandir(path) if not entry.is_symlink())
     return path.stat().st_size if path.exists() else 0
@@ -350,8 +350,8 @@ def size_of(path: Path) -> int:
 def stream(function: str, path: Path, memory: float, *, size: int = 0, **words: Any) -> Iterator[Any]:
     """Yield what a function ``module:name`` yields for a path and `words`, computed in a child.
 
-    `memory` are the bytes that samples may take, `size` those of the file that one item may take. Errors are those of
-    the function, `ValueError` for what is none of the package; `FileFormatError` for a crash and `MemoryLimitError`.
+    `memory` are the bytes that samples may take, `size` those of the file that one item may take. What is no error of
+    the package comes from a child as a `ValueError`.
     """
     if _is_here():
         yield from _called(function, path, words)
@@ -385,7 +385,7 @@ def stream(function: str, path: Path, memory: float, *, size: int = 0, **words: 
 
 
 def call(function: str, path: Path, memory: float, *, size: int = 0, **words: Any) -> Any:
-    """Return what a function ``module:name`` returns for a file; see `stream`."""
+    """Return what `stream` yields."""
     (found,) = stream(function, path, memory, size=size, **words)
     return found
 
@@ -414,7 +414,7 @@ def _ended(path: Path, child: _Child, code: int, seconds: float, allowed: int) -
 
 
 def serve(library: str = "") -> None:
-    """Answer requests until the caller is gone."""
+    """Answer requests."""
     global _inside
     _inside = True
     requests, replies = os.fdopen(os.dup(0), "rb", 0), os.fdopen(os.dup(1), "wb", 0)

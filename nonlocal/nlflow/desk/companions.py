@@ -1,4 +1,4 @@
-"""Files that belong to an input of the command line: its mask, the noise of its pixels, its reference."""
+"""Masks, maps and references."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def read_map(option: str, path: Path, media: Media) -> tuple[Array, list[str]]:
 
 
 def read_reference(option: str, path: Path, media: Media) -> tuple[Array, list[str]]:
-    """Return the samples of a file of the same shape as `media`, and notes."""
+    """Return samples and notes."""
     found = _opened(path, media, (media.data.shape,))
     values, notes = _matched(media, found, found.data), list(found.notes)
     if values.shape != media.data.shape:
@@ -95,7 +95,7 @@ def read_reference(option: str, path: Path, media: Media) -> tuple[Array, list[s
 
 
 def measures(media: Media) -> tuple[str, ...]:
-    """Return the figures of `nlflow.denoising.quality` that suit this kind."""
+    """Return measures of quality."""
     return ("psnr",) if media.stacked else ("psnr", "snr" if media.kind == "signal" else "ssim")
 
 

@@ -1,4 +1,4 @@
-"""Reading and writing of images and signals."""
+"""Reading and writing files."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ WRITABLE = ", ".join(name for name in READABLE.split(", ") if FORMATS[format_of(
 
 
 def missing(path: Path) -> FileFormatError:
-    """Return the exception that says that `path` is not there, and which name in its folder is nearly the same."""
+    """Describe a missing file."""
     if path.is_symlink():
         return FileFormatError(f"{path}: got a link to {path.readlink()}, which does not exist; make the link anew")
     names: list[str] = []
@@ -95,7 +95,7 @@ def missing(path: Path) -> FileFormatError:
     return FileFormatError(f"{path}: there is no such file or folder; {remedy}")
 
 
-def known_format(path: Path) -> str:
+def _known_format(path: Path) -> str:
     """Return the format that the name of an output tells, or raise `FileFormatError`."""
     form = format_of(path)
     if not form:
@@ -182,13 +182,13 @@ _FRAMES = ("png", "jpeg", "tiff", "bmp", "webp", "pnm")
 
 
 def natural(name: str) -> list[tuple[int, int, str]]:
-    """Return a key that sorts names as people count."""
+    """Return a sorting key."""
     parts = re.split(r"(\d+)", name)
     return [(0, int(part), part) if part.isdecimal() else (1, 0, part.lower()) for part in parts if part]
 
 
 def pictures_in(folder: Path) -> list[Path]:
-    """Return the pictures of a folder in the order of their names, without hidden ones."""
+    """Return a folder's pictures."""
     found = [path for path in folder.iterdir()
              if path.is_file() and not path.name.startswith(".") and format_of(path) in _FRAMES]  # fmt: skip
     return sorted(found, key=lambda path: natural(path.name))
@@ -198,7 +198,7 @@ _NAMED = re.compile(r"(?<![a-z])(time|channel|slice|[tzc])[_-]?(\d+)", re.IGNORE
 _LETTERS = {"time": "T", "channel": "C", "slice": "Z"}
 
 
-def placed_by_name(folder: Path, paths: Sequence[Path], letters: str) -> tuple[list[Path], tuple[int, ...]]:
+def _placed_by_name(folder: Path, paths: Sequence[Path], letters: str) -> tuple[list[Path], tuple[int, ...]]:
     """Return pictures in the order of these axes, as their names say it (``t3_c0_z12``), and how many along each."""
     found: dict[tuple[int, ...], Path] = {}
     small = letters.lower()
@@ -224,7 +224,7 @@ def placed_by_name(folder: Path, paths: Sequence[Path], letters: str) -> tuple[l
     return [found[place] for place in product(*values)], tuple(map(len, values))
 
 
-def load_frames(folder: Path, paths: Sequence[Path], axes: str | None = None) -> Media:
+def _load_frames(folder: Path, paths: Sequence[Path], axes: str | None = None) -> Media:
     """Read pictures of one size and type as one stack, whose first axis the user has to name.
 
     Of several axes beside Y and X (``TCZYX``) the names of the pictures say which is where.
@@ -235,7 +235,7 @@ def load_frames(folder: Path, paths: Sequence[Path], axes: str | None = None) ->
     beside = (axes or "").upper().partition("YX")[0]
     sizes: tuple[int, ...] = (len(paths),)
     if len(beside) > 1 and set(beside) <= set("TZC"):
-        paths, sizes = placed_by_name(folder, paths, beside)
+        paths, sizes = _placed_by_name(folder, paths, beside)
     kept: list[Media] = []
     data: Array | None = None
     for number, path in enumerate(paths):
@@ -329,7 +329,7 @@ def read(
     if axes is not None and path.is_dir() and not format_of(path):
         if array is not None:
             raise InputError(f"array: got {array!r} for {path}, expected a file of several arrays; leave it out")
-        media = load_frames(path, pictures_in(path), axes)
+        media = _load_frames(path, pictures_in(path), axes)
     else:
         media = load(path, first_column=first_column, array=array)
     if first_column is not None and media.format not in TABLES:
@@ -339,7 +339,7 @@ def read(
 
 
 def is_stack(path: Path) -> bool:
-    """Return whether a name is that of a stack."""
+    """Whether it is one."""
     form = format_of(path)
     if form == "zarr":
         from nlflow.desk.formats.ngff import is_group
@@ -353,7 +353,7 @@ def is_stack(path: Path) -> bool:
 
 
 def read_kind(path: Path) -> Kind:
-    """Return what a file holds."""
+    """Return the kind."""
     return load(path).kind
 
 
@@ -378,10 +378,7 @@ def check_target(path: str | os.PathLike[str]) -> None:
 
 
 def check_distinct(sources: Mapping[str, Path | None], targets: Mapping[str, Path | None]) -> None:
-    """Raise `InputError` for outputs that would replace an input or each other, links followed.
-
-    Keys are the names that the message gives them.
-    """
+    """Raise `InputError` for outputs that would replace an input or each other, links followed."""
     seen = {key: name for name, path in sources.items() if path is not None for key in identity(path)}
     for name, path in targets.items():
         for key in () if path is None else identity(path):
@@ -406,9 +403,9 @@ def check_output(target: str | os.PathLike[str] | Writing, media: Media) -> tupl
     writing = writing_of(target)
     path = writing.path
     if media.format == "frames" and not format_of(path):
-        check_frames(path, media)
+        _check_frames(path, media)
         return ()
-    form = known_format(path)
+    form = _known_format(path)
     why, other = FORMATS[form].instead
     if other:
         raise FileFormatError(f"{path}: {why}; name the output {path.stem}{other}, for example")
@@ -453,7 +450,7 @@ def check_output(target: str | os.PathLike[str] | Writing, media: Media) -> tupl
     return (f"{path}: {listed} {'are' if several else 'is'} left out", *told)
 
 
-def check_frames(folder: Path, media: Media) -> None:
+def _check_frames(folder: Path, media: Media) -> None:
     """Raise `FileFormatError` where frames cannot be written into a folder."""
     if folder.exists() and not folder.is_dir():
         raise FileFormatError(f"{folder}: got a file, expected a folder for the frames; choose another name")
@@ -461,7 +458,7 @@ def check_frames(folder: Path, media: Media) -> None:
         raise FileFormatError(f"{folder}: got a name without extension, expected a file name; add .tif or .npy")
 
 
-def write_frames(writing: Writing, values: Array, media: Media) -> None:
+def _write_frames(writing: Writing, values: Array, media: Media) -> None:
     """Write a stack as pictures of the names and formats of the input."""
     frames = media.extras["frames"]
     folder = make_folder(writing.path)
@@ -497,10 +494,7 @@ def stored(data: Array, dtype: np.dtype[Any], form: str, bits: int | None) -> Ar
 
 
 def write(target: str | os.PathLike[str] | Writing, data: Array, media: Media) -> None:
-    """Write a result in the units and the shape of ``media.data``, in the way its input is stored.
-
-    Integers are rounded and clipped to the range of the input's dtype. NPY, NPZ and CSV files get floats.
-    """
+    """Write a result of the units and the shape of ``media.data`` as that is stored; NPY, NPZ and CSV get floats."""
     writing = writing_of(target)
     path = writing.path
     check_output(writing, media)
@@ -509,9 +503,9 @@ def write(target: str | os.PathLike[str] | Writing, data: Array, media: Media) -
         raise InputError(f"data: got shape {data.shape}, expected {media.data.shape} as in {media.path}")
     data = media.restored(data)
     if media.format == "frames" and not format_of(path):
-        write_frames(writing, stored(data, media.data.dtype, "", None), media)
+        _write_frames(writing, stored(data, media.data.dtype, "", None), media)
         return
-    form = known_format(path)
+    form = _known_format(path)
     values = stored(data, media.data.dtype, form, media.bits)
     if media.axes and form not in _PICTURES:
         if form in ARRAYS and media.format in ARRAYS:

@@ -1,4 +1,4 @@
-"""What lies in a folder from elsewhere: links that lead out, and codecs that may do more than decode."""
+"""Links that lead out of a folder, and codecs that may do more than decode."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _HARMLESS = {
 
 
 def leads_out(path: Path, folder: Path) -> bool:
-    """Return whether a name in a folder is a link to something outside."""
+    """Whether a link leads out."""
     return path.is_symlink() and not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder))
 
 
@@ -31,7 +31,7 @@ def check_links(folder: Path, entries: Iterable[Path], expected: str) -> None:
 
 
 def links_in(folder: Path) -> Iterator[Path]:
-    """Yield the links in a folder and in those inside, which are not followed."""
+    """Yield links, not followed."""
     with os.scandir(folder) as entries:
         for entry in entries:
             if entry.is_symlink():
@@ -41,7 +41,7 @@ def links_in(folder: Path) -> Iterator[Path]:
 
 
 def strange_codecs(meta: dict[str, Any]) -> list[str]:
-    """Return the codecs in a description of version 2 or 3 that may do more than turn bytes into numbers."""
+    """Return the codecs in a description of zarr 2 or 3 that may do more than turn bytes into numbers."""
     return sorted(_codecs(meta) - _HARMLESS)
 
 

@@ -1,4 +1,4 @@
-"""Options of commands: those that several share, finer settings by name, and former spellings."""
+"""Options of commands."""
 
 from __future__ import annotations
 
@@ -79,13 +79,13 @@ def renewed(args: Iterable[str], known: set[str]) -> tuple[list[str], dict[str, 
 
 @dataclass(frozen=True)
 class Setting:
-    """What ``NAME=VALUE`` sets: how the text is read, and what its help says."""
+    """How ``NAME=VALUE`` is read."""
 
     read: Callable[[str], Any]
     text: str = ""
 
 
-def parse_bytes(text: str) -> int:
+def _parse_bytes(text: str) -> int:
     """Return a size such as ``2GiB``, ``500 MB`` or ``1e9`` in bytes."""
     found = re.fullmatch(r"\s*([0-9.]+(?:e[0-9]+)?)\s*(?:([kmgt])(i?b)?|b)?\s*", str(text), re.IGNORECASE)
     try:
@@ -158,7 +158,7 @@ def settings() -> dict[str, Setting]:
         for one in fields(Options)
         if one.name not in ("strength", "separate")
     }
-    return found | {"max_memory": Setting(parse_bytes)} | _OF_COUNTS
+    return found | {"max_memory": Setting(_parse_bytes)} | _OF_COUNTS
 
 
 READINGS = {
@@ -180,19 +180,19 @@ WRITINGS = {
 
 @dataclass(frozen=True)
 class Given:
-    """What an option that takes ``NAME=VALUE`` was given."""
+    """What was given."""
 
     option: str
     values: dict[str, Any]
     former: Mapping[str, str]
 
     def hint(self, name: str) -> str:
-        """Return how a user writes a name."""
+        """Return the user's spelling."""
         shown = name.replace("_", "-")
         return self.former.get(shown, f"{self.option} {shown}")
 
     def refuse(self, name: str, why: str) -> typer.BadParameter:
-        """Return the error about one."""
+        """Return an error."""
         return typer.BadParameter(why, param_hint=self.hint(name))
 
 
@@ -218,7 +218,7 @@ def given(option: str, texts: Iterable[str] | None, known: Mapping[str, Setting]
 
 
 def parse_axes(texts: Iterable[str] | None, former: Mapping[str, str]) -> dict[str, Any]:
-    """Return what ``--axes`` says, by the words of `nlflow.desk.files.read`."""
+    """Read ``--axes``."""
     named = []
     for text in texts or ():
         letters, _, distances = text.partition(":")
@@ -231,7 +231,7 @@ def parse_axes(texts: Iterable[str] | None, former: Mapping[str, str]) -> dict[s
 
 
 def as_words(reading: Mapping[str, Any]) -> list[str]:
-    """Return the words of a command line that say how a file is read."""
+    """Return command-line words."""
     distances = "" if reading.get("spacing") is None else ":" + ",".join(map(repr, reading["spacing"]))
     layout = f"{reading.get('axes') or ''}{distances}"
     words = ["--axes", layout] if layout else []
@@ -242,7 +242,7 @@ def as_words(reading: Mapping[str, Any]) -> list[str]:
 
 
 def described(known: Mapping[str, Setting]) -> list[tuple[str, str]]:
-    """Return names and texts of settings, with their defaults."""
+    """Return names and texts."""
     from nlflow.denoising.options import OPTIONS, Options
 
     texts: dict[str, str] = {}
@@ -263,7 +263,7 @@ def described(known: Mapping[str, Setting]) -> list[tuple[str, str]]:
 
 
 def noise_of(word: str, level: Any, strength: float | None, settings: Given) -> Any:
-    """Return the noise as `nlflow.denoise` wants it: a word, or a model."""
+    """Return `denoise`'s noise."""
     counts = {name: settings.values[name] for name in _OF_COUNTS if name in settings.values}
     if counts and word != "poisson":
         raise settings.refuse(next(iter(counts)), "is a property of counts; give --noise poisson too")
@@ -292,7 +292,7 @@ def noise_of(word: str, level: Any, strength: float | None, settings: Given) -> 
 
 
 def options_of(quality: str, strength: float | None, settings: Given) -> Any:
-    """Return the checked `nlflow.denoising.Options` of a command line."""
+    """Return checked `Options`."""
     from nlflow.denoising.options import Options
     from nlflow.errors import InputError
 
@@ -321,7 +321,7 @@ def check_device(device: str, hint: str = "--device") -> None:
 
 
 def split_sigma(text: str | None) -> tuple[float | list[float] | None, Path | None]:
-    """Return what ``--sigma`` says: numbers, or the file or folder that holds them."""
+    """Read ``--sigma``."""
     if text is None or text == "auto":
         return None, None
     try:
@@ -341,7 +341,7 @@ def split_sigma(text: str | None) -> tuple[float | list[float] | None, Path | No
 
 
 def split_flat(text: str | None) -> tuple[slice, slice] | None:
-    """Return the rows and columns that ``--flat`` names."""
+    """Read ``--flat``."""
     if text is None:
         return None
     found = re.fullmatch(r"\s*(\d+):(\d+)\s*,\s*(\d+):(\d+)\s*", text, re.ASCII)

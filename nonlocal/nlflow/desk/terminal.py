@@ -1,4 +1,4 @@
-"""What commands print and ask for."""
+"""Terminals."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def echo(text: str, *, err: bool = False) -> None:
 
 
 def say(level: str, text: str) -> None:
-    """Print a note, a warning or an error on one line of stderr."""
+    """Print one line."""
     from nlflow.errors import visible
 
     echo(f"nonlocal: {level}: {in_shell(visible(text))}", err=True)
@@ -77,17 +77,14 @@ def ensure_streams() -> None:
 
 
 def nobody_reads(error: Exception) -> bool:
-    """Whether an error says that the reader of stdout has had enough.
-
-    Windows has no name of its own for that.
-    """
+    """Whether the reader of stdout has had enough, of which Windows has no error of its own."""
     if isinstance(error, BrokenPipeError):
         return True
     return os.name == "nt" and isinstance(error, OSError) and error.errno == errno.EINVAL and error.filename is None
 
 
 def close_stdout() -> None:
-    """Send what is still to come on stdout nowhere."""
+    """Drop further output."""
     try:
         number = sys.stdout.fileno()
     except (AttributeError, OSError, ValueError):  # it is no file
@@ -118,14 +115,14 @@ def print_table(rows: list[tuple[str, str]], *, err: bool = False) -> None:
 
 
 def print_json(report: Mapping[str, Any]) -> None:
-    """Print a JSON object."""
+    """Print JSON."""
     from nlflow.store.encoding import plain
 
     echo(json_text(plain(report)))
 
 
 def json_text(value: Any, margin: str = "") -> str:
-    """Return plain data as indented JSON text, lists of numbers and texts on a line each."""
+    """Return indented JSON."""
     inner = margin + "  "
     if isinstance(value, dict) and value:
         rows = [f"{inner}{json.dumps(key)}: {json_text(entry, inner)}" for key, entry in value.items()]
@@ -136,12 +133,12 @@ def json_text(value: Any, margin: str = "") -> str:
 
 
 def shows_progress(quiet: bool) -> bool:
-    """Return whether stderr gets a bar."""
+    """Whether stderr shows bars."""
     return not quiet and sys.stderr.isatty()
 
 
 def progress_bar(quiet: bool, **words: Any) -> Any:
-    """Return a bar on stderr, hidden where nobody looks."""
+    """Return a bar."""
     return bar(disable=not shows_progress(quiet), **words)
 
 
@@ -154,13 +151,13 @@ class Log:
         self._begun = False
 
     def begin(self, text: str) -> None:
-        """Announce the first file."""
+        """Announce the first."""
         if not self._begun:
             say("note", f"{self.name}: {text}")
         self._begun = True
 
     def __call__(self, share: float) -> None:
-        """Get the share of the work that is done."""
+        """Log progress."""
         now = time.monotonic()
         if now - self._last >= PAUSE:
             gained = share - self._share
@@ -171,12 +168,12 @@ class Log:
 
 
 def progress_of(quiet: bool, name: str = "") -> bool | Log:
-    """Return what `nlflow.denoise` takes as `progress`: a bar, lines in a log, or neither."""
+    """Return a `progress`."""
     return shows_progress(quiet) or (not quiet and Log(name))
 
 
 def tell_of_compiling(quiet: bool) -> None:
-    """Say why nothing moves while loops are compiled."""
+    """Announce compilation."""
     from nlflow.backends.numba import loading
 
     def say() -> None:
@@ -199,7 +196,7 @@ def warnings_kept() -> Iterator[list[str]]:
 
 @contextmanager
 def named(path: Path) -> Iterator[None]:
-    """Let refusals name the file, which the library calls the image."""
+    """Name the file."""
     from nlflow.errors import InputError
 
     try:
@@ -212,7 +209,7 @@ def named(path: Path) -> Iterator[None]:
 
 
 def check_installed(command: str, module: str, named: str) -> None:
-    """Raise `InputError` where what an optional command needs is not installed."""
+    """Look for a package."""
     from nlflow.errors import not_installed
 
     if find_spec(module) is None:
@@ -220,7 +217,7 @@ def check_installed(command: str, module: str, named: str) -> None:
 
 
 def check_out(out: Path | None) -> None:
-    """Refuse a file as ``--out``."""
+    """Refuse files."""
     from nlflow.errors import FileFormatError
 
     if out is not None and out.exists() and not out.is_dir():
@@ -228,7 +225,7 @@ def check_out(out: Path | None) -> None:
 
 
 def read_tokens(option: str, path: Path | None) -> Any:
-    """Return the array of an .npy file."""
+    """Read an array."""
     if path is None:
         return None
     from nlflow.errors import FileFormatError

@@ -1,4 +1,4 @@
-"""Figures, drawn with matplotlib's object interface: no pyplot, no window."""
+"""Figures without pyplot."""
 
 from nlflow.denoising.quality import psnr
 from nlflow.plotting.base import new_figure, render

@@ -1,4 +1,4 @@
-"""What all figures share: matplotlib's object interface, without pyplot or a window."""
+"""What figures share."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ REACH = 100.0  # exponent at which a predicted exponential ends: beyond any meas
 
 @dataclass(frozen=True)
 class Paper:
-    """The width of a figure in inches, and the colours of a style sheet if there are any."""
+    """Width and colours."""
 
     width: float
     colours: tuple[str, ...] | None = None
@@ -49,7 +49,7 @@ _PAPER: ContextVar[Paper | None] = ContextVar("paper", default=None)
 
 @contextmanager
 def on_paper(paper: Paper) -> Iterator[None]:
-    """Draw figures of this width and in these colours."""
+    """Draw for a paper."""
     before = _PAPER.set(paper)
     try:
         yield
@@ -58,7 +58,7 @@ def on_paper(paper: Paper) -> Iterator[None]:
 
 
 def new_figure(width: float = 10.0, height: float = 4.0, dpi: float = 150.0, title: str | None = None) -> Figure:
-    """Return an empty figure of this size in inches."""
+    """Return a figure."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
@@ -97,7 +97,7 @@ def panel_grid(
 
 
 def finish(axis: Axes, title: str, xlabel: str, ylabel: str = "") -> None:
-    """Give a panel its title and labels, a faint grid and no box."""
+    """Label a panel."""
     axis.set_title(title, fontsize=points(11))
     axis.set_xlabel(xlabel)
     axis.set_ylabel(ylabel)
@@ -106,7 +106,7 @@ def finish(axis: Axes, title: str, xlabel: str, ylabel: str = "") -> None:
 
 
 def legend_below(axis: Axes, *entries: Any, down: float = 0.14, **options: Any) -> None:
-    """Put a legend below a panel, where it covers no curve."""
+    """Add a legend."""
     legend = axis.legend(
         *entries, fontsize=points(9), title_fontsize=points(9), frameon=False, loc="upper left",
         bbox_to_anchor=(-0.02, -down), alignment="left", **options,
@@ -122,7 +122,7 @@ def points(size: float) -> float:
 
 
 def look(number: int) -> tuple[str, str]:
-    """Return colour and marker of a series."""
+    """Return colour and marker."""
     paper = _PAPER.get()
     if paper is not None and paper.colours:
         return paper.colours[number % len(paper.colours)], MARKERS[number % len(MARKERS)]
@@ -130,13 +130,13 @@ def look(number: int) -> tuple[str, str]:
 
 
 def check_shape(name: str, array: Array, shape: tuple[int, ...], like: str) -> None:
-    """Raise `InputError` unless an array has the shape of the argument `like`."""
+    """Compare shapes."""
     if array.shape != shape:
         raise InputError(f"{name}: got shape {array.shape}, expected {shape} as in {like}")
 
 
 def check_named(name: str, groups: Any, expected: str) -> None:
-    """Raise `InputError` unless these are some things by their names."""
+    """Refuse nameless groups."""
     if groups is not None and not isinstance(groups, Mapping):
         raise InputError(f"{name}: got {type(groups).__name__}, expected a mapping from a name to {expected}")
     if not groups:
@@ -144,7 +144,7 @@ def check_named(name: str, groups: Any, expected: str) -> None:
 
 
 def check_filled(name: str, groups: Mapping[str, Sequence[Any]], expected: str) -> None:
-    """Raise `InputError` unless there are groups by their names, and something in each."""
+    """Refuse empty groups."""
     if groups:
         check_named(name, groups, expected)
     for group in groups.values() if groups else ():
@@ -155,7 +155,7 @@ def check_filled(name: str, groups: Mapping[str, Sequence[Any]], expected: str) 
 
 
 def check_numbers(name: str, value: Any) -> Array:
-    """Return an array of real numbers, NaN among them; `InputError` for what is none."""
+    """Return an array of real numbers, NaN among them."""
     array = value if isinstance(value, np.ndarray) else np.asarray(value)
     if array.dtype.kind not in "biuf" or not array.ndim:
         raise InputError(f"{name}: got {type(value).__name__}, expected an array of real numbers")
@@ -163,7 +163,7 @@ def check_numbers(name: str, value: Any) -> Array:
 
 
 def pair_of(noisy: Any, result: Any) -> tuple[Array, Array]:
-    """Return noisy samples and a result of them as arrays; `InputError` where only the noisy ones are in grey levels.
+    """Return noisy samples and a result of them as arrays in the same units.
 
     `nlflow.denoise` makes integers floats from 0 to 1, which would be black beside them.
     """
@@ -179,7 +179,7 @@ def pair_of(noisy: Any, result: Any) -> tuple[Array, Array]:
 
 
 def middle_of(values: NDArray[np.float64]) -> int:
-    """Return where a decay is in the middle of its decades."""
+    """Return a decay's middle."""
     levels = np.log(values)
     return int(np.argmin(np.abs(levels - (levels.min() + levels.max()) / 2)))
 
@@ -222,7 +222,7 @@ def render(figure: Figure, form: str, *, outlines: bool = False) -> bytes:
 
 
 def render_pixels(pixels: NDArray[np.uint8]) -> bytes:
-    """Return pixels of shape (height, width, 3) as the content of a PNG file."""
+    """Return PNG."""
     from PIL import Image
 
     stream = io.BytesIO()

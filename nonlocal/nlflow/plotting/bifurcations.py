@@ -1,4 +1,4 @@
-"""Equilibria over a parameter, and phase portraits of flows of two components."""
+"""Equilibria over parameters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Markov chains and their spectra."""
+"""Chains."""
 
 from __future__ import annotations
 

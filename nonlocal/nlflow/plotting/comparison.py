@@ -1,4 +1,4 @@
-"""The noisy data, the denoised result and their difference."""
+"""Before and after."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def comparison_figure(
 
 
 def over_channels(name: str, marked: Array | None, given: Array, channel_axis: int | None) -> Array:
-    """Return a mask in the shape (..., C) of the data."""
+    """Return a full mask."""
     if marked is None:
         return np.zeros(given.shape, bool)
     flat = marked.ndim < given.ndim or (channel_axis is None)
@@ -110,7 +110,7 @@ def over_channels(name: str, marked: Array | None, given: Array, channel_axis: i
 
 
 def channels_last(array: Array, channel_axis: int | None) -> Array:
-    """Return an array as (..., C) in double precision."""
+    """Return (..., C) in float64."""
     moved = array[..., np.newaxis] if channel_axis is None else np.moveaxis(array, channel_axis, -1)
     return moved.astype(np.float64)
 
@@ -123,7 +123,7 @@ def range_of(noisy: Array, result: Array) -> tuple[float, float]:
 
 
 def show_values(axis: Axes, values: Array, low: float, high: float, **options: Any) -> None:
-    """Show a picture (H, W, C): three channels as colours, others as their mean."""
+    """Show (H, W, C)."""
     if values.shape[-1] == 3:
         axis.imshow(np.nan_to_num(np.clip((values - low) / ((high - low) or 1), 0, 1)), **options)
     else:
@@ -139,7 +139,7 @@ def residual_limit(residual: Array, sigma: float) -> float:
 
 
 def show_residual(axis: Axes, residual: Array, limit: float, **options: Any) -> AxesImage:
-    """Show a residual (H, W) in colours around 0; what is not finite is grey."""
+    """Show (H, W)."""
     shown = axis.imshow(residual, cmap="RdBu_r", vmin=-limit, vmax=limit, **options)
     shown.set_cmap(shown.get_cmap().with_extremes(bad="0.35"))
     return shown
@@ -151,7 +151,7 @@ def residual_name(channels: int, sigma: float) -> str:
 
 
 def in_sigmas(bar: Colorbar, sigma: float) -> None:
-    """Give a residual ticks at multiples of sigma."""
+    """Set ticks."""
     if sigma > 0:
         bar.set_ticks([step * sigma for step in range(-3, 4)], labels=["−3σ", "−2σ", "−σ", "0", "σ", "2σ", "3σ"])
     bar.ax.tick_params(labelsize=8)

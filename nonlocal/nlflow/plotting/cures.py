@@ -1,4 +1,4 @@
-"""Figures of why the tokens of a model grow alike, and of what helps it."""
+"""Sweeps and causes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Trackers that show a flow: a film in a file, a picture in a notebook."""
+"""Films."""
 
 from __future__ import annotations
 
@@ -85,22 +85,22 @@ class Film(Resumable):
         self._ready = False
 
     def start(self, flow: Flow, u: Array, t: float, end: float) -> None:
-        """Raise `InputError` for a film that could not be written or drawn."""
+        """Check the film."""
         super().start(flow, u, t, end)
         kind_of(flow.affinity.domain, to_numpy(u))
         self._end, self._last, self._scene, self._about, self._ready = end, None, None, {}, False
 
     def record(self) -> dict[str, NDArray[np.float64]]:
-        """Return count and time of the last picture."""
+        """Return count and time."""
         return {**super().record(), "last": np.array([np.nan if self._last is None else self._last])}
 
     def restore(self, record: dict[str, NDArray[np.float64]]) -> None:
-        """Take up the pictures of the run that a checkpoint is of."""
+        """Take pictures up."""
         super().restore(record)
         self._last = float(record["last"][0]) if self.count else None
 
     def begin(self, flow: Flow, u: Array, t: float, about: About) -> None:
-        """Make room for the pictures, or go on with those of the run that is resumed."""
+        """Make room."""
         problem = {name: about()[name] for name in ("problem", "kernel")}
         if self._resumed:
             self._continue(problem)
@@ -233,7 +233,7 @@ class Live(Tracker):
         self._handle: Any = None
 
     def start(self, flow: Flow, u: Array, t: float, end: float) -> None:
-        """Raise `InputError` outside a notebook."""
+        """Refuse terminals."""
         check_whole(self, flow)
         if not _in_notebook():
             raise InputError(
@@ -243,14 +243,14 @@ class Live(Tracker):
         self._shown, self._waiting, self._handle = -np.inf, None, None
 
     def look(self, flow: Flow, u: Array, t: float) -> str | None:
-        """Show the signal when it is time."""
+        """Show when due."""
         self._waiting = u, t
         if time.monotonic() - self._shown >= self.seconds:
             self._show()
         return None
 
     def finish(self) -> None:
-        """Show the last signal."""
+        """Show the last."""
         if self._waiting is not None:
             self._show()
         self._scene = None

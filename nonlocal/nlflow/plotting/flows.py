@@ -1,4 +1,4 @@
-"""The signal in space and time, and how fast it runs to its limit."""
+"""Flows over time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Figures of transformers: what each layer does to tokens."""
+"""Layers of transformers."""
 
 from __future__ import annotations
 

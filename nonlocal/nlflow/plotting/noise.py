@@ -1,4 +1,4 @@
-"""What noise a picture or a recording has."""
+"""Noise."""
 
 from __future__ import annotations
 

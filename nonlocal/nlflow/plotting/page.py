@@ -35,12 +35,12 @@ pre { white-space: pre-wrap; background: #f5f6f8; padding: .6rem; border-radius:
 
 
 def text(value: object) -> str:
-    """Return a value as text that HTML shows as it is."""
+    """Escape a value."""
     return html.escape(str(value))
 
 
 def page(title: str, body: str) -> str:
-    """Return a page around a body of HTML."""
+    """Return a page."""
     return f"""<!doctype html>
 <html lang="en">
 <head>
@@ -58,7 +58,7 @@ def page(title: str, body: str) -> str:
 
 
 def image(data: bytes, caption: str, form: str = "png") -> str:
-    """Return the bytes of a picture as HTML, with a caption."""
+    """Return a figure."""
     kind = {"svg": "svg+xml"}.get(form, form)
     words = text(caption)
     shown = f'<img src="data:image/{kind};base64,{base64.b64encode(data).decode()}" alt="{words}">'
@@ -66,18 +66,18 @@ def image(data: bytes, caption: str, form: str = "png") -> str:
 
 
 def picture(figure: Figure, caption: str, form: str = "svg") -> str:
-    """Return a figure as HTML."""
+    """Return a figure."""
     return image(render(figure, form, outlines=True), caption, form)
 
 
 def download(name: str, content: str, words: str) -> str:
-    """Return a link that saves a text as a file of this name."""
+    """Return a link."""
     data = base64.b64encode(content.encode()).decode()
     return f'<a download="{text(name)}" href="data:text/csv;base64,{data}">{text(words)}</a>'
 
 
 def table(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str]) -> str:
-    """Return rows as a table; `columns` are names of keys and their headings."""
+    """Return a table; `columns` are names of keys and their headings."""
     head = "".join(f"<th>{text(heading)}</th>" for heading in columns.values())
     lines = []
     for row in rows:

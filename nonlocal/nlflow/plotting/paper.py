@@ -1,4 +1,4 @@
-"""Figures for a paper: of a given width, in a style sheet, with fonts that are embedded."""
+"""Figures for papers."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _PIECES = re.compile(r"\([^()\s]+ [^()\s]+\)|(?:(?<!\\)\$.*?(?<!\\)\$|\\\$|[^\s$
 
 def drawn(draw: Callable[[], Figure], *, width: float, style: str | os.PathLike[str] | None = None) -> Figure:
     """Return what `draw` draws, as a figure of `width` inches in a style sheet of matplotlib."""
-    with styled(style) as colours, base.on_paper(base.Paper(_checked_width(width), colours)):
+    with _styled(style) as colours, base.on_paper(base.Paper(_checked_width(width), colours)):
         figure = draw()
         settle(figure)
     return figure
@@ -51,9 +51,9 @@ def drawn(draw: Callable[[], Figure], *, width: float, style: str | os.PathLike[
 def rendered(
     draw: Callable[[], Figure], formats: str | Sequence[str], *, style: str | os.PathLike[str] | None = None
 ) -> dict[str, bytes]:
-    """Return the files ``figure.FORMAT`` of what `draw` draws in a style."""
+    """Return files by name."""
     wanted = _checked_formats(formats)
-    with styled(style):
+    with _styled(style):
         figure = draw()
         return {f"figure.{form}": base.render(figure, form) for form in wanted}
 
@@ -61,9 +61,9 @@ def rendered(
 def check_paper(
     formats: str | Sequence[str], width: float, style: str | os.PathLike[str] | None
 ) -> tuple[list[str], float]:
-    """Return formats and width, or raise `InputError` for those and for a style that is none."""
+    """Check without drawing."""
     wanted, wide = _checked_formats(formats), _checked_width(width)
-    with styled(style):
+    with _styled(style):
         return wanted, wide
 
 
@@ -82,7 +82,7 @@ def _checked_width(width: float) -> float:
 
 
 @contextmanager
-def styled(style: str | os.PathLike[str] | None) -> Iterator[tuple[str, ...] | None]:
+def _styled(style: str | os.PathLike[str] | None) -> Iterator[tuple[str, ...] | None]:
     """Draw with the sizes of a paper, and above them a style sheet; yields its colours, if it has any."""
     try:
         import matplotlib as mpl

@@ -1,4 +1,4 @@
-"""Measured rates with their fits, and quantities between their bounds."""
+"""Rates and bounds."""
 
 from __future__ import annotations
 

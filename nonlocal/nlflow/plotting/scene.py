@@ -1,4 +1,4 @@
-"""A signal as a picture that changes."""
+"""Signals that change."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _LARGEST = 1e100  # matplotlib takes squares and sums of what it draws
 
 
 def check_limits(limits: Any) -> tuple[float, float] | None:
-    """Return limits of values as two numbers, or raise `InputError`."""
+    """Return limits."""
     if limits is None:
         return None
     if not isinstance(limits, tuple | list) or len(limits) != 2:

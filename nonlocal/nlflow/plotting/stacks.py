@@ -1,4 +1,4 @@
-"""A noisy stack, its denoised result and their difference."""
+"""Stacks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Films from pictures on the disk."""
+"""Films from pictures."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _FASTEST = 50.0  # pictures a second of a GIF: shorter times than two hundredths
 
 
 def check_video(path: Path, rate: float) -> None:
-    """Raise `InputError` for another ending or rate, or a package that is missing."""
+    """Check name and rate."""
     if path.suffix.lower() not in SUFFIXES:
         raise InputError(f"path: got {str(path)!r}, expected a name that ends with .mp4 or .gif")
     if path.suffix.lower() == ".mp4":
@@ -71,7 +71,7 @@ def _write_mp4(stream: BinaryIO, pictures: list[Path], rate: float, comment: str
 
 
 def comment_of(path: Path) -> str | None:
-    """Return the comment of a film; None where there is none."""
+    """Return a film's comment."""
     try:
         if path.suffix.lower() == ".gif":
             from PIL import Image

@@ -1,1 +1,1 @@
-"""What is kept: atomic writing, archives, checkpoints, records, locks."""
+"""What is kept."""

@@ -1,4 +1,4 @@
-"""The one writer: files and folders that appear complete or not at all, and who may write where."""
+"""The one writer."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _swept: set[str] = set()  # folders in which this process has written
 
 
 def make_folder(path: str | os.PathLike[str]) -> Path:
-    """Return `path` as an existing folder, or raise `FileFormatError`."""
+    """Return an existing folder."""
     folder = check_path("folder", path)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -206,7 +206,7 @@ def remove(path: Path) -> None:
 def write_atomic(path: str | os.PathLike[str], writer: Callable[[BinaryIO], object], *, replace: bool = True) -> None:
     """Write a file so that it appears complete or not at all; a symbolic link is followed.
 
-    Without `replace` a file that is there at the end stays, and `FileFormatError` is raised.
+    Without `replace`, `FileFormatError` is raised where a file is there at the end.
     """
     target = Path(os.path.realpath(check_path("path", path)))
     with _told(path, "file"):
@@ -256,7 +256,7 @@ def _name_anew(temporary: Path, target: Path) -> None:
 
 
 def write_folder(path: str | os.PathLike[str], writer: Callable[[Path], object], *, replace: bool = True) -> None:
-    """Write a folder so that it appears complete or not at all; as `write_atomic`."""
+    """Write a folder as `write_atomic` writes a file."""
     target = Path(os.path.realpath(path))
     with _told(path, "folder"), workshop(target) as place:
         fresh = place / "new"
@@ -291,7 +291,7 @@ def _exchanged(one: Path, other: Path) -> bool:
 
 
 def write_content(path: str | os.PathLike[str], content: bytes, *, replace: bool = True) -> None:
-    """Write a file of this content; see `write_atomic`."""
+    """See `write_atomic`."""
     write_atomic(path, lambda stream: stream.write(content), replace=replace)
 
 
@@ -318,5 +318,5 @@ def _sync(path: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Flush the list of files in a folder to the disk."""
+    """Flush names."""
     _sync(folder)

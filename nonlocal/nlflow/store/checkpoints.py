@@ -1,4 +1,4 @@
-"""A checkpoint at a path, and the one before it."""
+"""Checkpoints."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Fits = Callable[[Arrays, Meta], str | None]
 
 
 def previous(path: str | os.PathLike[str]) -> Path:
-    """Return where the checkpoint before the one at `path` is kept."""
+    """Return the previous path."""
     return Path(f"{os.fspath(path)}.previous")
 
 
@@ -31,7 +31,7 @@ class Checkpoints:
 
     @property
     def places(self) -> tuple[Path, Path]:
-        """The newest, and the one before."""
+        """Newest and previous."""
         return self.path, previous(self.path)
 
     def __bool__(self) -> bool:
@@ -39,7 +39,7 @@ class Checkpoints:
         return any(place.is_file() for place in self.places)
 
     def save(self, arrays: Arrays, meta: Meta) -> None:
-        """Write a checkpoint; see `save_archive`."""
+        """See `save_archive`."""
         # One that was damaged meanwhile must not push out the good one before it.
         if self.path.is_file() and (_identity(self.path) in self._known or self._sound(self.path)):
             _duplicate(self.path, previous(self.path))
@@ -97,7 +97,7 @@ class Checkpoints:
             return str(error)
 
     def remove(self) -> None:
-        """Remove both, once there is a result in their place."""
+        """Remove both."""
         for place in self.places:
             with suppress(OSError):
                 place.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Plain data as JSON text, to the last bit."""
+"""Plain data."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _FLOATS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 
 def encode(value: Any, indent: int | None = 1) -> str:
-    """Return plain data as JSON text from which `decode` gets every float back to the last bit."""
+    """Return JSON text."""
     return json.dumps(tagged(value), allow_nan=False, indent=indent)
 
 
@@ -66,7 +66,7 @@ def tagged(value: Any) -> Any:
 
 
 def digest(text: str | bytes | memoryview) -> str:
-    """Return the SHA-256 of `text` in hexadecimal."""
+    """Return the SHA-256."""
     return hashlib.sha256(text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text).hexdigest()
 
 

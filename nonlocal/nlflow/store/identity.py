@@ -1,4 +1,4 @@
-"""What tells values from others: plain values stay, arrays and objects become their type and a digest."""
+"""What tells values apart."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _KNOWN = ("nlflow", "builtins", "abc", "numpy", "typing", "torch")  # told apart
 
 
 def described(value: Any) -> str:
-    """Return `describe` of a value as text."""
+    """Return a description's text."""
     return encode(describe(value), indent=None)
 
 

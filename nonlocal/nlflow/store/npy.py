@@ -1,4 +1,4 @@
-"""Arrays in NumPy's own format, from files that may be damaged or hostile."""
+"""NumPy's files."""
 
 from __future__ import annotations
 
@@ -26,8 +26,7 @@ _HEADERS: dict[tuple[int, int], Callable[[BinaryIO], tuple[Any, ...]]] = {
 def read_array(stream: BinaryIO, length: int, *, what: str = "the array") -> NDArray[Any]:
     """Return the array, without objects, at the start of an open .npy file of `length` bytes.
 
-    `numpy.load` takes memory before it knows whether the file has as many values, and it can unpickle. `ValueError` for
-    anything but a whole array; `MemoryLimitError`, about `what` is read.
+    `numpy.load` takes memory before it knows whether the file has as many values, and it can unpickle.
     """
     start = stream.tell()
     shape, by_columns, dtype = read_header(stream)

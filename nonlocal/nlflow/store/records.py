@@ -1,4 +1,4 @@
-"""Findings of cases in a folder, a record for each."""
+"""Findings in a folder."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Records(Generic[T]):
         self._pack, self._unpack = pack, unpack
 
     def path(self, name: str) -> Path:
-        """Return the file of a case, whose name must be one of a file."""
+        """Return a case's file."""
         if Path(name).name != name:
             raise InputError(f"name: got {name!r}, expected the name of a file without a folder")
         return self.folder / f"{name}.json"
@@ -61,6 +61,6 @@ class Records(Generic[T]):
         return None
 
     def write(self, name: str, finding: T) -> None:
-        """Write the finding of a case."""
+        """Write a finding."""
         make_folder(self.folder)
         save_record(self.path(name), self.kind, self._pack(name, finding))

@@ -1,4 +1,4 @@
-"""Archives of arrays, and records in JSON, with their kind, format, versions and a checksum."""
+"""Archives and records."""
 
 from __future__ import annotations
 

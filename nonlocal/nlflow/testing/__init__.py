@@ -1,4 +1,4 @@
-"""Checks of what kernels, affinities, fidelities, integrators, flows and noise of your own promise."""
+"""Checks of own classes."""
 
 import lazy_loader
 

@@ -1,4 +1,4 @@
-"""The promises of an affinity."""
+"""Promises of affinities."""
 
 from __future__ import annotations
 

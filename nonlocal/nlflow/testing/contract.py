@@ -1,4 +1,4 @@
-"""The error that names a promise, and comparisons that raise it."""
+"""What checks share."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ class Contract:
         self.name = f"{kind} {type(subject).__name__}"
 
     def holds(self, truth: bool, promise: str, got: Any, expected: str) -> None:
-        """Raise `ContractError` unless something is true."""
+        """Raise `ContractError` unless true."""
         if not truth:
             raise ContractError(f"{self.name}: {promise}: got {shortened(str(got))}, expected {expected}")
 
     def near(self, promise: str, got: Any, expected: Any, tolerance: float, what: str = "the same numbers") -> None:
-        """Raise `ContractError` unless arrays differ by at most `tolerance` of the largest finite number expected."""
+        """Check that arrays differ by at most `tolerance` of the largest finite number expected."""
         here, there = numbers(got), numbers(expected)
         self.holds(here.shape == there.shape, promise, f"shape {here.shape}", f"shape {there.shape}")
         with np.errstate(invalid="ignore"):
@@ -40,17 +40,14 @@ class Contract:
         self.holds(off <= tolerance * (size or 1.0), promise, f"numbers off by {off:.3g} of {size:.3g}", what)
 
     def kept(self, promise: str, got: Any, like: Array) -> Array:
-        """Return what was got, or raise `ContractError` unless it has the shape and dtype of `like`."""
+        """Return what was got, which has the shape and dtype of `like`."""
         shape, dtype = tuple(getattr(got, "shape", ())), getattr(got, "dtype", type(got).__name__)
         wanted = f"shape {tuple(like.shape)} and {like.dtype}, those of its argument"
         self.holds(shape == tuple(like.shape) and dtype == like.dtype, promise, f"shape {shape} and {dtype}", wanted)
         return got
 
     def asked(self, promise: str, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Return what a method returns, or raise `ContractError` where it fails or changes arrays that it was given.
-
-        An error of `nlflow.errors` passes as it is.
-        """
+        """Return what a method returns, unless it changes its arrays; an error of `nlflow.errors` passes as it is."""
         before = [np.array(one, copy=True) if isinstance(one, np.ndarray) else None for one in arguments]
         try:
             result = function(*arguments)
@@ -66,7 +63,7 @@ class Contract:
         return result
 
     def refuses(self, promise: str, function: Callable[..., Any], *arguments: Any) -> None:
-        """Raise `ContractError` unless a call raises an error of `nlflow.errors`."""
+        """Expect an `NlflowError`."""
         try:
             result = function(*arguments)
         except NlflowError:
@@ -79,10 +76,10 @@ class Contract:
 
 
 def random(*shape: int, seed: int = 0) -> Floats:
-    """Return noise in (-1, 1), the same at each call."""
+    """Return uniform noise."""
     return np.random.default_rng([seed, *shape]).uniform(-1, 1, shape)
 
 
 def numbers(values: Any) -> Floats:
-    """Return numbers, arrays and tensors in float64."""
+    """Return float64."""
     return np.asarray(values if isinstance(values, float | int | list | tuple) else to_numpy(values), dtype=np.float64)

@@ -1,4 +1,4 @@
-"""The promises of a fidelity operator."""
+"""Promises of fidelities."""
 
 from __future__ import annotations
 

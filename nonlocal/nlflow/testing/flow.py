@@ -1,4 +1,4 @@
-"""The promises of a flow."""
+"""Promises of flows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The promises of an integrator."""
+"""Promises of integrators."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The promises of a kernel."""
+"""Promises of kernels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The promises of a model of noise."""
+"""Promises of noise."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command ``nonlocal attention``."""
+"""The command ``attention``."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def _explained(columns: Iterable[Column]) -> str:
 
 
 def lines_of(meanings: Mapping[str, str]) -> str:
-    """Return lines for each column: its name, and what it is."""
+    """Describe columns."""
     names = list(meanings)
     width = max(map(len, names)) + 4
     texts = [fill(one, _HELP_WIDTH - width).split("\n") for one in meanings.values()]
@@ -138,7 +138,7 @@ _PRINTED = ("fidelity", "layer", *(one.name for one in COLUMNS if one.printed))
 
 
 def inputs_of(model: Any, source: str, text: str | None, image: Path | None, tokens: Path | None) -> Any:
-    """Return a model's inputs."""
+    """Return the inputs."""
     from nlflow.attention import image_inputs, text_inputs, token_inputs
 
     if text is not None:
@@ -368,7 +368,7 @@ def _save(out: Path, report: dict[str, Any], runs: dict[float, Any], own: float)
 
 @contextmanager
 def quiet_library() -> Iterator[None]:
-    """Keep the library's progress bars and notes about weights off the terminal for a while."""
+    """Keep transformers quiet."""
     from nlflow.attention.injection.blocks import transformers_library
     from nlflow.attention.loading import no_bars
 

@@ -1,4 +1,4 @@
-"""What ``nonlocal attention --sweep`` and ``--report`` measure."""
+"""Models and data of ``nonlocal attention --sweep`` and ``--report``."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SECONDS = 30  # of a sound, ibid.
 
 @dataclass(frozen=True)
 class Measured:
-    """A model, its task, and inputs to look into; `kind` says what one item of the task is."""
+    """A model, its task, and inputs to look into; `kind` says what one item is."""
 
     network: Any
     task: Any
@@ -34,7 +34,7 @@ def measured(
     model: str, *, texts: Path | None, images: Path | None, sounds: Path | None, metric: str, items: int, words: int,
     size: int | None,
 ) -> Measured:  # fmt: skip
-    """Load model, data and task."""
+    """Load all."""
     from nlflow.attention import load_model
     from nlflow.errors import InputError, check_choice, check_integer
 
@@ -82,7 +82,7 @@ def _kind(model: str) -> str:
 
 
 def plan(found: Measured, settings: int, items: int, *, bounded: bool) -> Iterator[str]:
-    """Yield what a sweep will compute, and why it has fewer items than were asked for."""
+    """Yield what a sweep will compute."""
     if found.held < items:
         yield f"--items {items}: the data hold {found.held} {found.kind}, and all are taken; more data give more"
     most = "up to " if bounded else ""
@@ -93,7 +93,7 @@ def plan(found: Measured, settings: int, items: int, *, bounded: bool) -> Iterat
 
 
 def texts_of(place: Path) -> list[str]:
-    """Return the texts of a file, or of the files *.txt and *.md of a folder."""
+    """Return texts."""
     from nlflow.errors import FileFormatError, MemoryLimitError, format_bytes
 
     files = [place]

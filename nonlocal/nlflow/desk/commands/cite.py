@@ -1,4 +1,4 @@
-"""The command ``nonlocal cite``."""
+"""The command ``cite``."""
 
 from __future__ import annotations
 

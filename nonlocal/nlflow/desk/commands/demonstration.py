@@ -1,4 +1,4 @@
-"""The command ``nonlocal demo`` on a photograph of scikit-image and a modelled electrocardiogram."""
+"""The command ``demo``."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class _Case:
 
 
 def run_demo(out: Path, progress: bool = True) -> str:
-    """Write the demonstration's figure to the folder `out` and return its table."""
+    """Draw and tabulate."""
     make_folder(out)
     begun = time.perf_counter()
     with progress_bar(not progress, total=9, desc="demo") as bar:

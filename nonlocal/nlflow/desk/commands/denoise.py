@@ -1,4 +1,4 @@
-"""The command ``nonlocal denoise``."""
+"""The command ``denoise``."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ Existing = Literal["refuse", "overwrite", "skip", "resume"]
 
 
 def sections() -> list[tuple[str, list[tuple[str, str]]]]:
-    """Return what --set and --write take, for the whole help."""
+    """Return further help."""
     return [("Settings (--set NAME=VALUE) [default]", described(settings())),
             ("Ways to write (--write NAME=VALUE) [default]", described(WRITINGS))]  # fmt: skip
 

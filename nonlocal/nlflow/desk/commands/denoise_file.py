@@ -1,4 +1,4 @@
-"""One job of the command ``nonlocal denoise``."""
+"""One job of ``denoise``."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _COPIED = ("png", "jpeg", "tiff", "bmp", "webp", "pnm", "wav", "au", "video")  #
 
 @dataclass(frozen=True)
 class Request:
-    """How every file of a command is denoised."""
+    """How files are denoised."""
 
     sigma: float | list[float] | None  # given noise; a map of it is a file beside the input
     fill_nan: bool  # whether samples that are no numbers are missing ones
@@ -86,14 +86,11 @@ def denoise_file(
     tell: Callable[[str, str], None],
     begin: Callable[[], None] = lambda: None,
 ) -> dict[str, Any]:
-    """Denoise one file, write the result, and return the report.
-
-    `tell` gets "note" or "warning" and a text for the user; `begin` is called before anything is written.
-    """
+    """Denoise one file, write the result, and return the report; `begin` is called before anything is written."""
     start = time.perf_counter()
     if job.refused:
         raise FileFormatError(job.refused)
-    reader = film_to_stream(job, request)
+    reader = _film_to_stream(job, request)
     work = _whole if reader is None else _Film(reader)
     with named(job.source):
         given, details, more = work(job, request, progress, tell, begin)
@@ -130,7 +127,7 @@ def _whole(
     if request.flat is not None:
         request = replace(request, noise=noise_of_flat(media, request.flat).model)
     form = "" if job.figure is None else check_figure("--compare", job.figure)
-    coded, copies = files.check_output(writing, media), may_copy(media, writing, request)
+    coded, copies = files.check_output(writing, media), _may_copy(media, writing, request)
     early, given.notes = [*media.notes, *(() if copies else coded), *given.notes], []
     _note(given, early, tell)
     if isinstance(progress, Log):
@@ -172,7 +169,7 @@ def _note(given: Inputs, texts: Iterable[str], tell: Callable[[str, str], None])
         tell("note", text)
 
 
-def may_copy(media: Media, writing: Writing, request: Request) -> bool:
+def _may_copy(media: Media, writing: Writing, request: Request) -> bool:
     """Tell whether the output is a copy of the input where no sample changes."""
     same = files.format_of(writing.path) == media.format in _COPIED and writing.quality is None
     if media.format in ("video", "pnm"):  # whose names say more than the format
@@ -202,7 +199,7 @@ def _announce(media: Media, quality: str, log: Log) -> None:
 
 
 def read_inputs(source: Path, beside: Mapping[str, Path], request: Request) -> Inputs:
-    """Read an input and what belongs to it, and check that all of it fits together."""
+    """Read all inputs."""
     media, sigma = files.read(source, **request.reading), request.sigma
     if isinstance(sigma, list) and media.columns and len(sigma) != len(media.columns):
         raise InputError(
@@ -281,7 +278,7 @@ def _denoise(given: Inputs, request: Request, progress: bool | Log) -> tuple[Arr
 
 
 def check_figure(option: str, path: Path) -> str:
-    """Return the format of a figure that can be written to `path`."""
+    """Return a figure's format."""
     form = path.suffix.lower().removeprefix(".")
     if form not in FIGURES:
         raise FileFormatError(f"{option}: got {path}, expected a name that ends in .png, .pdf or .svg; rename it")
@@ -345,7 +342,7 @@ def _draw(given: Inputs, result: Array, sigma: float | list[float], title: str, 
 
 
 def noise_of_flat(media: Media, flat: tuple[slice, slice]) -> NoiseEstimate:
-    """Return the noise of a picture as a flat part of it, as it is seen, shows it."""
+    """Return the noise of a part of a picture as it is seen."""
     from nlflow.denoising.noise import estimate_noise
 
     if media.kind != "image" or media.stacked or media.separate:
@@ -426,7 +423,7 @@ def _summed(details: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def middle(given: Inputs) -> Inputs:
-    """Return the picture in the middle of a stack, with what belongs to it."""
+    """Return the middle picture."""
     media = given.media
     axes = media.axes.replace("T", "").replace("Z", "")
     picture = replace(
@@ -441,7 +438,7 @@ def middle(given: Inputs) -> Inputs:
 
 
 def upward(media: Media) -> str:
-    """Return the axes that a figure of a scan shows from bottom to top."""
+    """See `stack_figure`."""
     own = media.extras.get("nifti")
     if own is None:
         return ""
@@ -453,7 +450,7 @@ def upward(media: Media) -> str:
 # ---- films that are too long for the memory
 
 
-def film_to_stream(job: Job, request: Request) -> VideoReader | None:
+def _film_to_stream(job: Job, request: Request) -> VideoReader | None:
     """Return the film of a job that does not fit the memory as a whole; None for what is denoised as a whole."""
     if "video" not in (files.format_of(job.source), files.format_of(job.target)) or not job.source.is_file():
         return None
@@ -528,7 +525,7 @@ class _Film:
             media, count = given.media, len(self.times)
             core, _ = window(found, limit)
             coded = files.check_output(writing, media)
-            copies = bool(found.idle) and may_copy(media, writing, request)
+            copies = bool(found.idle) and _may_copy(media, writing, request)
             notes = [*media.notes, *(() if copies else coded)]
             notes.append(f"{job.source}: is denoised in parts of {core} frames, so that it fits the memory")
             if found.estimated:

@@ -1,4 +1,4 @@
-"""The command ``nonlocal denoise`` for several files: one after the other, with a record of each output."""
+"""The command ``nonlocal denoise`` for several files, with a record of each output."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _KIND = "output of a folder"
 
 
 def denoise_folder(plan: Plan, request: Request, *, resume: bool, as_json: bool, quiet: bool) -> None:
-    """Denoise one file after the other. A file that fails is named, and the others are done."""
+    """Denoise one file after the other; what fails is named, and the others are done."""
     folder = plan.folder
     assert folder is not None
     with locked(make_folder(folder), "OUT"):
@@ -101,7 +101,7 @@ def _denoise_all(
 
 
 class Ledger:
-    """The records of a folder of outputs, which depend on `options` beside their inputs."""
+    """The records of outputs."""
 
     def __init__(self, folder: Path, options: Mapping[str, Any]) -> None:
         self.folder = make_folder(folder / ".nlflow")
@@ -109,12 +109,12 @@ class Ledger:
         self._begun: dict[str, Any] = {}
 
     def begin(self, job: Job) -> None:
-        """Note that the outputs of a job are about to be written."""
+        """Note what is begun."""
         self._begun = self._made_of(job)
         save_record(self._path(job), _KIND, {**self._begun, "outputs": None})
 
     def finish(self, job: Job) -> None:
-        """Note that these outputs are complete."""
+        """Note that it is complete."""
         outputs = {path.name: _digest(path) for path in (job.target, job.figure) if path is not None}
         save_record(self._path(job), _KIND, {**self._begun, "outputs": outputs})
 

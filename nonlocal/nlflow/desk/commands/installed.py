@@ -1,4 +1,4 @@
-"""What an installation holds, from the metadata of its packages."""
+"""What is installed."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _found(name: str) -> metadata.Distribution | None:
 
 
 def packages() -> list[metadata.Distribution]:
-    """Return the installed packages that nlflow and its extras for users ask for, and what they ask for, by name."""
+    """Return the installed packages that nlflow and its extras for users ask for."""
     from packaging.requirements import Requirement
 
     waiting: list[tuple[str, Iterable[str]]] = [("nlflow", [extra for extra in _extras() if extra not in _TOOLS])]
@@ -80,7 +80,7 @@ def _state_of_extras() -> dict[str, list[str]]:
 
 
 def licences() -> list[dict[str, str]]:
-    """Return name, version and licence of each package of `packages`, and of what its wheel holds beside."""
+    """Return name, version and licence of packages, and of what their wheels hold."""
     return [
         {"name": one.name, "version": one.version, "license": _licence(one), "inside": "; ".join(_inside(one))}
         for one in packages()
@@ -105,7 +105,7 @@ def _inside(one: metadata.Distribution) -> list[str]:
 
 
 def loop_cache() -> tuple[str, Path]:
-    """Return the folder in which Numba keeps compiled loops, and who chose it."""
+    """Return Numba's cache."""
     import numba
 
     folder = Path(__file__).parents[2] / "backends" / "numba"

@@ -1,4 +1,4 @@
-"""Which files a command reads and writes."""
+"""Inputs and outputs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _LAST_RATE = 51  # rate factor of a film
 
 @dataclass(frozen=True)
 class Job:
-    """One input, what is written for it, and the files that belong to it."""
+    """One input and output."""
 
     # source, target: input and output.
     source: Path
@@ -34,13 +34,13 @@ class Job:
     free: frozenset[Path] = frozenset()  # outputs that must still not be there when they are complete
 
     def writing(self, writing: Writing) -> Writing:
-        """Return how the output is written."""
+        """Return the output's `Writing`."""
         return writing.at(self.target, replaces=self.target not in self.free)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What a command is to do."""
+    """All jobs."""
 
     jobs: tuple[Job, ...]  # in the order in which they are done
     folder: Path | None  # where the outputs of several inputs go; None for a single input with an output of its own
@@ -57,7 +57,7 @@ def plan(
     frames: bool = False,
     recursive: bool = False,
 ) -> Plan:
-    """Pair inputs (files, folders, and patterns such as ``*.png``) with outputs.
+    """Pair inputs with outputs.
 
     `beside` names the file, or the folder of files, that belongs to the inputs by its option. With `frames` a single
     folder of pictures is one input.
@@ -67,7 +67,7 @@ def plan(
             raise FileFormatError(f"{option}: {missing(path)}")
     if recursive and not any(source.is_dir() and known(source) != "zarr" for source in sources):
         raise InputError(f"--recursive: got {', '.join(map(str, sources))}, expected a folder; leave it out")
-    if frames and not recursive and len(sources) == 1 and sources[0].is_dir() and holds_pictures(sources[0]):
+    if frames and not recursive and len(sources) == 1 and sources[0].is_dir() and _holds_pictures(sources[0]):
         return _plan_frames(sources[0], Path(target), figure, beside, existing)
     places, several, notes = _expanded(sources, Path(target) if recursive else None)
     found = list(places)
@@ -115,7 +115,7 @@ def quality_misfit(jobs: Sequence[Job], quality: int | str) -> str:
     return ""
 
 
-def holds_pictures(folder: Path) -> bool:
+def _holds_pictures(folder: Path) -> bool:
     """Return whether the files of a folder are pictures of one page, by the first of them."""
     found = pictures_in(folder)
     return bool(found) and read_kind(found[0]) == "image"
@@ -239,7 +239,7 @@ def _job(
 
 
 def find_companion(option: str, path: Path, source: Path, place: Path | None = None) -> Path:
-    """Return the file that belongs to `source`: `path` itself, or the file of the same place in the folder `path`."""
+    """Return the file that belongs to `source`, which may lie in the folder `path`."""
     if not path.is_dir() or known(path) == "zarr":
         return path
     same = path / (place or source.name)

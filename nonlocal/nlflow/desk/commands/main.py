@@ -1,7 +1,4 @@
-"""The command ``nonlocal``.
-
-Heavy imports wait until a command needs them.
-"""
+"""The command ``nonlocal``; heavy imports wait until one of its commands needs them."""
 
 from __future__ import annotations
 
@@ -236,7 +233,7 @@ def _options(
 
 
 def main() -> None:
-    """Run the command ``nonlocal``."""
+    """Run the command."""
     ensure_streams()
     with terminable() as terminated:
         try:

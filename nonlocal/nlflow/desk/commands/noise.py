@@ -1,4 +1,4 @@
-"""The command ``nonlocal noise``."""
+"""The command ``noise``."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ _KNOWN = EXTENSIONS | STACKS
 
 @dataclass(frozen=True)
 class Ends:
-    """Where a command reads and writes."""
+    """Inputs and output."""
 
     sources: list[Path]  # inputs; a file of the temporary folder in the place of stdin
     target: str  # the output; a file of the temporary folder in the place of stdout
@@ -41,7 +41,7 @@ class Ends:
         return value
 
     def deliver(self) -> None:
-        """Write the output to stdout if that is meant."""
+        """Write to stdout."""
         if not self.piped:
             return
         stream = sys.stdout.buffer
@@ -54,10 +54,7 @@ class Ends:
 
 @contextmanager
 def ends(sources: list[Path], target: str = "", form: str | None = None) -> Iterator[Ends]:
-    """Put files in the place of stdin and stdout, as long as the context lasts; see `Ends.deliver`.
-
-    `form` is the format on stdout, as an extension without its dot; that of the input by default.
-    """
+    """Put files in the place of stdin and stdout; `form` is the extension on stdout, by default that of the input."""
     if PIPE not in (str(sources[0]), target):
         yield Ends(sources, target, False, {})
         return

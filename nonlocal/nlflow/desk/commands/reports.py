@@ -1,4 +1,4 @@
-"""What the command ``nonlocal denoise`` prints about a file."""
+"""Printed reports."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def line(report: dict[str, Any]) -> str:
 
 
 def summary(report: dict[str, Any], *, verbose: bool = False) -> list[tuple[str, str]]:
-    """Return the lines for people; with `verbose` all that was measured."""
+    """Return the lines."""
     details = report["denoise"]
     size = " x ".join(map(str, report["shape"]))
     unit = _unit(report)
@@ -57,7 +57,7 @@ def summary(report: dict[str, Any], *, verbose: bool = False) -> list[tuple[str,
 
 
 def lost(missing: int, hidden: int, shape: Sequence[int], channel_axis: int | None) -> list[tuple[str, str]]:
-    """Return the rows about samples that are missing, of which an alpha channel hides all those of so many pixels."""
+    """Return the rows about samples that are missing, of which an alpha channel hides those of `hidden` pixels."""
     rows = [("hidden", f"{hidden} pixel(s) by the alpha channel, which stay as they are")] if hidden else []
     others = missing - hidden * (1 if channel_axis is None else shape[channel_axis])
     return [*rows, ("missing", f"{others} sample(s)")] if others else rows
@@ -75,7 +75,7 @@ def _doubts(details: dict[str, Any], kind: str, *, removed: bool) -> list[tuple[
 
 
 def bare(noise: str) -> str:
-    """Return a kind of noise without its strength."""
+    """Drop the strength."""
 
     def where(found: re.Match[str]) -> str:
         return f", stronger{found[3]}" if found[1] and found[3] and found[1] != found[3] else ""

@@ -1,4 +1,4 @@
-"""The command ``nonlocal study``."""
+"""The command ``study``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command ``nonlocal attention MODEL --why``."""
+"""The option ``--why``."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def run_why(
     as_json: bool,
     quiet: bool,
 ) -> None:
-    """Explain a model, print the tables and sentences, and write them."""
+    """Explain a model."""
     if sum(value is not None for value in (text, image, tokens, texts)) != 1:
         raise typer.BadParameter("--why takes one of --text, --texts, --image and --tokens")
     from nlflow.attention import Adapter, explain, load_model

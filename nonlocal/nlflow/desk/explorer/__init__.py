@@ -1,1 +1,1 @@
-"""The explorer: a page on which denoising, flows and layers of transformers are tried."""
+"""The explorer."""

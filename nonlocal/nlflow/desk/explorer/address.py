@@ -18,7 +18,7 @@ _BROKEN = re.compile(r"%(?![0-9A-Fa-f]{2})")
 
 @dataclass(frozen=True)
 class Address:
-    """What an address says."""
+    """What it says."""
 
     tab: str  # empty where it names none
     words: dict[str, str]  # by the names of controls
@@ -31,7 +31,7 @@ def written(tab: str, words: Mapping[str, str]) -> str:
 
 
 def read(text: str, tabs: Sequence[str]) -> Address:
-    """Return what stands after the ``#`` of an address; without a tab it is that of the first name."""
+    """Return what an address says; without a tab it is that of the first name."""
     text = text.removeprefix("#")
     if len(text) > _MOST:
         return Address("", {}, (f"address: got {len(text)} characters after #, expected at most {_MOST}",))
@@ -78,5 +78,5 @@ def number(name: str, word: str, low: float, high: float, *, step: float | None,
 
 
 def word_of(value: float | None) -> str:
-    """Return the word for a number, with all its digits."""
+    """Return a number's word."""
     return AUTOMATIC if value is None else repr(float(value)).removesuffix(".0")

@@ -56,8 +56,8 @@ _LEAST = 20  # samples
 _WINDOW = ("from", "samples")  # what an address calls it
 
 
-class SignalView:
-    """Lines of a signal, and buttons and a slider for the window that is drawn; `moved` is called after a choice."""
+class _SignalView:
+    """Lines of a signal, and buttons and a slider for the window that is drawn."""
 
     def __init__(self, moved: Callable[[], Any]) -> None:
         self._moved = moved
@@ -194,7 +194,7 @@ class DenoiseTab(Tab):
 
     def _make_views(self) -> None:
         self.pictures, self.whole = Pictures(), Overview(self._move_part)
-        self.part, self.signal = markup(), SignalView(self._look_again)
+        self.part, self.signal = markup(), _SignalView(self._look_again)
         ends: dict[str, Any] = {"black": {"color": "var(--ink)"}, "white": {"color": "var(--edge)", "dash": "4 3"}}
         self.histogram = Lines("", "", "", {"noisy": ORIGINAL, "result": RESULT, **ends}, height=120)
         self.contrast = column(heading("Contrast"), self.histogram, self.black, self.white)
@@ -281,12 +281,12 @@ class DenoiseTab(Tab):
             knob.reset()
 
     def words(self) -> dict[str, str]:
-        """See `Tab.words`; the window of a signal too."""
+        """See `Tab.words`."""
         window = self.signal.window if self.signal.panel.visible else None
         return super().words() | ({} if window is None else dict(zip(_WINDOW, map(str, window), strict=True)))
 
     def restore(self, words: Mapping[str, str]) -> list[str]:
-        """See `Tab.restore`; the window of a signal too."""
+        """See `Tab.restore`."""
         if not self.signal.panel.visible or not words.keys() & set(_WINDOW) or self._awaits(words):
             return super().restore(words)
         faults = super().restore({name: word for name, word in words.items() if name not in _WINDOW})

@@ -1,4 +1,4 @@
-"""The computation of the tab "Denoise", and the program and the command that do the same."""
+"""What "Denoise" computes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from nlflow.plotting.noise import NoiseCurves, model_curves
 
 @dataclass(frozen=True)
 class NoiseFile:
-    """A model of noise and the file it is from; its representation is the Python text that reads it."""
+    """A model of noise and its file; the representation is the Python text that reads it."""
 
     name: str
     model: Noise
@@ -60,7 +60,7 @@ class DenoiseSettings:
     crop: Crop | None = None  # the part that is denoised; None for all
 
     def words(self, *, stacked: bool = False) -> dict[str, Any]:
-        """Return the arguments for `nlflow.denoise` that are set."""
+        """Return arguments of `denoise`."""
         skipped = {"crop"} if self.quality == "pixels" and not stacked else {"crop", *OF_PIXELS}
         given = {one.name: getattr(self, one.name) for one in fields(self) if one.name not in skipped}
         return {
@@ -103,10 +103,7 @@ def compute(
     progress: Callable[[float], Any] | None = None,
     seen: Callable[[DenoiseResult], Any] = lambda result: None,
 ) -> DenoiseResult:
-    """Denoise a source; `seen` gets the result before its figures are there.
-
-    `trail` keeps weights from one call to the next, and `progress` may raise.
-    """
+    """Denoise a source; `seen` gets the result before its figures are there, `trail` keeps weights between calls."""
     trail = Trail() if trail is None else trail
     noisy, clean = source.media.data, source.clean
     if settings.crop is not None:
@@ -190,7 +187,7 @@ def _words(settings: DenoiseSettings, source: Source) -> dict[str, Any]:
 
 
 def as_python(settings: DenoiseSettings, source: Source) -> str:
-    """Return a program that makes ``noisy``, ``result``, ``info``, ``curves`` and, with a reference, ``clean``."""
+    """Return the program."""
     media, compared = source.media, source.clean is not None
     imports = ["from nlflow import denoise", "from nlflow.denoising import Trail"]
     if compared:
@@ -234,7 +231,7 @@ def _quality_lines(media: Media) -> list[str]:
 
 
 def command_note(settings: DenoiseSettings, source: Source) -> str:
-    """Return a remark on a command other than ``nonlocal denoise``."""
+    """Return a remark."""
     if not source.built_in and settings.crop is None:
         return ""
     what = "The example is no file" if source.built_in else "A part of the file is shown"
@@ -247,7 +244,7 @@ def _array_name(settings: DenoiseSettings, source: Source) -> str:
 
 
 def as_command(settings: DenoiseSettings, source: Source) -> str:
-    """Return a command that writes the result."""
+    """Return the command."""
     if command_note(settings, source):
         return shell(as_python(settings, source), _array_name(settings, source), "np.save(file, result)")
     path, media = PurePath(source.name), source.media

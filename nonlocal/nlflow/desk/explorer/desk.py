@@ -1,4 +1,4 @@
-"""What the tabs of a page share: jobs for the computing thread, their progress, results and errors."""
+"""What all tabs share."""
 
 from __future__ import annotations
 
@@ -73,10 +73,7 @@ class Report:
 
 
 class Tab:
-    """A tab: its `panel` holds controls, a status line, views, numbers and texts to copy.
-
-    `shown` are the columns of a result: first what can be shown before it is there.
-    """
+    """A tab: its `panel` holds controls, a status line, views, numbers and texts to copy."""
 
     name: ClassVar[str]
     panel: Any
@@ -112,7 +109,7 @@ class Tab:
         return ""
 
     def words(self) -> dict[str, str]:
-        """Return what the controls say, in words, for the page's address."""
+        """Return the controls' words."""
         words = {name: word_of(one) for name, one in self.controls.items() if one.visible}
         return {"file": self.file, **words} if self.file else words
 
@@ -148,7 +145,7 @@ class Tab:
         return bool(self.file) and words.get("file", self.file) != self.file
 
     def recall(self) -> bool:
-        """Tell whether an address has said something of the file that was opened; the controls are set to it then."""
+        """Set the controls to what an address has said of the file that was opened; tell whether it has."""
         if not self._awaited or self._awaited["file"] != self.file:
             return False
         words, self._awaited = self._awaited, {}
@@ -165,7 +162,7 @@ class Tab:
             self._is_restored = False
 
     def below(self) -> tuple[Any, Any]:
-        """Return what is below the main views."""
+        """Return numbers and texts."""
         return column(heading("Numbers"), self.figures), column(heading("The same from a program"), self.code)
 
     def ask(
@@ -220,7 +217,7 @@ class Tab:
         *,
         replaces: bool = False,
     ) -> Upload:
-        """Return an upload, which the computing thread reads; with `replaces` what is shown turns grey."""
+        """Return an upload."""
         limits = self._desk.limits
 
         def take(data: Any) -> None:
@@ -233,7 +230,7 @@ class Tab:
         return Upload(take, name=name, label=label, hint=hint, accept=accept, limit=limits.content)
 
     def drop(self, *what: str) -> None:
-        """Cancel the jobs of this tab for a purpose, or for all."""
+        """Cancel jobs."""
         mine = id(self._desk), self.name, *what
         self._desk.worker.cancel_all(lambda key: isinstance(key, tuple) and key[: len(mine)] == mine)
 

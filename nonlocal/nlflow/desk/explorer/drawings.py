@@ -1,4 +1,4 @@
-"""What the tab "Denoise" shows of a result; knows no page."""
+"""Drawings of results."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _OPENED = 2000  # samples of a signal that are shown at first
 
 @dataclass(frozen=True)
 class Look:
-    """What the user looks at."""
+    """The user's view."""
 
     at: int = 0  # of a stack, the number of the picture, from 0
     # black, white: the values that are drawn so; None where they are fitted to the data.
@@ -55,7 +55,7 @@ def window_in(part: tuple[int, int], window: tuple[int, int] | None) -> tuple[in
 
 @dataclass
 class Stills:
-    """What does not change while settings move: the scale of a source, and pictures of a part of it."""
+    """What stays while settings move."""
 
     fitted: Scale | None = None
     part: Any = None
@@ -67,7 +67,7 @@ class Stills:
 
 
 class Drawn:
-    """A result as the page shows it."""
+    """A drawn result."""
 
     def __init__(self, result: DenoiseResult, source: Source, stills: Stills, look: Look) -> None:
         self.result, self.source, self.look = result, source, look
@@ -148,7 +148,7 @@ class Drawn:
 
     @property
     def place(self) -> tuple[float, float, float, float] | None:
-        """Top, left, height and width of the part in the picture as it is seen, in shares; None where all is shown."""
+        """Top, left, height and width of the part as it is seen, in shares."""
         crop, media = self.result.settings.crop, self.source.media
         if crop is None:
             return None
@@ -185,7 +185,7 @@ def plane_axes(source: Source) -> tuple[int, ...]:
 
 
 def told_part(result: DenoiseResult, source: Source, look: Look) -> str:
-    """Return as HTML which part of a source is shown."""
+    """Describe the part."""
     crop, told = result.settings.crop, ""
     if source.media.stacked:
         told = sources.told_stack(source.media, look.at, crop)
@@ -198,12 +198,12 @@ def told_part(result: DenoiseResult, source: Source, look: Look) -> str:
 
 
 def of_counts(info: DenoiseInfo) -> bool:
-    """Whether the noise was that of counts."""
+    """Whether it was counts."""
     return not has_sigma(info.model)
 
 
 def verdict(info: DenoiseInfo) -> str:
-    """Return the model of the noise in words, and how sure it is."""
+    """Describe the noise."""
     white = info.model is None and info.noise != NO_NOISE
     return verdict_of(f"{info.noise}, σ {digits(info.sigma)}" if white else info.noise, info.confidence)
 
@@ -233,7 +233,7 @@ def rows(result: DenoiseResult, unit: str) -> list[tuple[str, str]]:
 
 
 def remarks(source: Source, result: DenoiseResult) -> tuple[str, ...]:
-    """Return what is different for a stack, and for a sound that is too long to be played."""
+    """Return remarks."""
     if source.media.format == "wav" and result.result.size > sources.MOST_HEARD:
         return (f"A sound of more than {sources.MOST_HEARD} samples is not played here: download it.",)
     if not source.media.stacked:

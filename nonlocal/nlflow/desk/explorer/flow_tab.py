@@ -57,7 +57,7 @@ _DEFAULT = FlowSettings()
 
 
 class FlowTab(Tab):
-    """The same noisy signal under J and under E."""
+    """J beside E."""
 
     name = "flow"
 

@@ -1,4 +1,4 @@
-"""The computation of the tab "Flow", by the program that users copy."""
+"""What "Flow" computes."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ COMMAND_NOTE = "The command runs the Python text and saves its arrays as flow.np
 
 @dataclass(frozen=True)
 class FlowSettings:
-    """Settings of the tab."""
+    """Settings."""
 
     # {'steps', 'waves', 'disc', 'photograph'}: The first two on the unit interval, the others on the unit square.
     signal: str = "steps"
@@ -98,7 +98,7 @@ class FlowSettings:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Nodes along each axis."""
+        """Nodes by axis."""
         return _SIGNALS[self.signal][0]
 
 
@@ -108,7 +108,7 @@ _NAMES = ("observed", "t", "j", "e", "energy_j", "energy_e", "distance_j", "dist
 
 
 def compute(settings: FlowSettings, *, progress: Callable[[float], Any] = lambda share: None) -> SimpleNamespace:
-    """Run both flows; return what the program of `as_python` makes, under the same names."""
+    """Run the program."""
     with one_loop_thread():  # starting a second one takes longer than these small problems
         return _computed(settings, progress)
 
@@ -181,7 +181,7 @@ print("kept", kept, "between", bounds)
 
 
 def as_command(settings: FlowSettings) -> str:
-    """Return a command that saves what `as_python` makes as ``flow.npz``."""
+    """Return the command."""
     given = ", ".join(f"{name}={name}" for name in _NAMES)
     return shell(as_python(settings), "flow.npz", f"np.savez(file, {given})")
 

@@ -26,7 +26,7 @@ _EXAMPLE = (
 
 
 class LayersTab(Tab):
-    """Figures over layers and heads."""
+    """Layers and heads."""
 
     name = "layers"
 
@@ -61,7 +61,7 @@ class LayersTab(Tab):
         return super().restore(words)
 
     def start(self) -> None:
-        """Show the last file."""
+        """See `Tab.start`."""
         self.status.say(self._show(self._found or view.example()), "done")
 
     @property

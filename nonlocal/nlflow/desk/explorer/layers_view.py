@@ -1,4 +1,4 @@
-"""The data of the tab "Layers", as `nonlocal attention --out` writes them."""
+"""What "Layers" shows."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class _UnfitError(ValueError):
 
 
 def example() -> LayersFile:
-    """Return the trace of a small vision transformer."""
+    """Return the example."""
     return replace(read_layers(Path(__file__).parent / _EXAMPLE, _EXAMPLE), built_in=True)
 
 
@@ -183,7 +183,7 @@ def _filled(lines: dict[int, Floats], states: int) -> Floats:
 
 
 def as_python(found: LayersFile, quantity: str) -> str:
-    """Return a program that makes ``values``, and ``heads`` where the file tells of them: a dictionary by fidelity."""
+    """Return the program."""
     if quantity not in QUANTITIES | HEAD_QUANTITIES:
         raise InputError(f"quantity: got {quantity!r}, expected one of {', '.join(QUANTITIES | HEAD_QUANTITIES)}")
     imports, path = "import json\n", repr(found.name)
@@ -209,7 +209,7 @@ print(values, heads)
 
 
 def as_command(found: LayersFile) -> str:
-    """Return the command that shows the file again."""
+    """Return the command."""
     if found.built_in:
         return "nonlocal explore"
     return command("nonlocal", "explore", "--trace", Path(found.name))

@@ -1,4 +1,4 @@
-"""Arrays as pictures, and as lines of few points."""
+"""Arrays as pictures."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _CORNERS = np.stack(np.meshgrid([0.0, 1.0], [0.0, 1.0], indexing="ij"), axis=-1)
 
 @dataclass(frozen=True)
 class Scale:
-    """The values that are drawn black and white."""
+    """Values of black and white."""
 
     low: float
     high: float
@@ -40,7 +40,7 @@ class Scale:
 
 
 def sampled(values: Array) -> Array:
-    """Return finite numbers out of some, spread evenly."""
+    """Return some finite numbers."""
     some = values.reshape(-1)[:: -(-values.size // _SAMPLED) | 1]
     if some.dtype.kind == "b":
         return some.astype(np.uint8)
@@ -69,7 +69,7 @@ def grey_scale(values: Array) -> Scale:
 
 
 def histogram(values: Array, whole: Scale) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return the middles of bins over a range, and the share of the samples in each, relative to the largest."""
+    """Return the middles of bins, and the shares of the samples relative to the largest."""
     # A range without room for bins, as that of a constant, gets some.
     room = _BINS * np.spacing(max(abs(whole.low), abs(whole.high)))
     high = whole.high if whole.high - whole.low > room else whole.low + max(abs(whole.low), 1.0)
@@ -78,13 +78,13 @@ def histogram(values: Array, whole: Scale) -> tuple[NDArray[np.float64], NDArray
 
 
 def residual_scale(sigma: float) -> Scale:
-    """Return the scale of a residual."""
+    """Return a residual's scale."""
     reach = 3 * sigma if sigma > 0 else 1.0
     return Scale(-reach, reach)
 
 
 def picture(values: Array, scale: Scale, channel_axis: int | None = None, orientation: int = 1) -> tuple[bytes, str]:
-    """Return an image as PNG, and a note on what is not shown as it is."""
+    """Return PNG and note."""
     notes = []
     channels = 1 if channel_axis is None else values.shape[channel_axis]
     if channels not in (1, 3):
@@ -96,7 +96,7 @@ def picture(values: Array, scale: Scale, channel_axis: int | None = None, orient
 
 
 def overview(values: Array, scale: Scale, channel_axis: int | None = None, orientation: int = 1) -> bytes:
-    """Return an image, small."""
+    """Return a small image."""
     from PIL import Image
 
     axes = [axis for axis in range(values.ndim) if axis != channel_axis]
@@ -156,7 +156,7 @@ def _reduced(values: Array) -> tuple[Array, int]:
 
 
 def data_url(content: bytes) -> str:
-    """Return a PNG as address."""
+    """Return a URL."""
     return f"data:image/png;base64,{base64.b64encode(content).decode()}"
 
 

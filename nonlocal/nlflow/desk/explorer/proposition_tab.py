@@ -1,4 +1,4 @@
-"""The tab "Proposition 1"."""
+"""The tab "Proposition"."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _EACH: dict[str, dict[str, Any]] = {"f": {"color": "var(--given)"}, "u*": {"colo
 
 
 class PropositionTab(Tab):
-    """What the equilibrium of E keeps of a signal, and its bounds, while the fidelity is dragged."""
+    """Bounds and kept diversity."""
 
     name = "proposition-1"
 

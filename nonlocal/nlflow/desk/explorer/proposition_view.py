@@ -1,4 +1,4 @@
-"""The computation of the tab "Proposition 1", by the program that users copy."""
+"""What "Proposition" computes."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ COMMAND_NOTE = "The command runs the Python text and saves its arrays as proposi
 
 @dataclass(frozen=True)
 class PropositionSettings:
-    """Settings of the tab."""
+    """Settings."""
 
     domain: str = "grid"  # {'grid', 'points'}: the unit interval, or points by chance in the unit square
     signal: str = "step"  # {'step', 'noise', 'slowest', 'fastest'}: the last two are eigenvectors of P
@@ -70,10 +70,7 @@ class PropositionSettings:
 
 
 def compute(settings: PropositionSettings, known: SimpleNamespace | None = None) -> SimpleNamespace:
-    """Return what the program makes, and ``curves`` over `FIDELITIES`: lower bound, kept part, upper bound.
-
-    `known` is a result that may have the same set-up: then only what depends on the fidelity is computed.
-    """
+    """Return what the program makes, and ``curves`` over `FIDELITIES`: lower bound, kept part, upper bound."""
     with one_loop_thread():  # starting a second one takes longer than these small problems
         setup = settings.domain, settings.signal, settings.width
         made = known if known is not None and known.setup == setup else _prepared(settings)
@@ -126,6 +123,6 @@ print("kept", kept, "between", bounds)
 
 
 def as_command(settings: PropositionSettings) -> str:
-    """Return a command that saves what `as_python` makes as ``proposition.npz``."""
+    """Return the command."""
     given = ", ".join(f"{name}={name}" for name in ("observed", "limit", "kept", "bounds", "rates", "modes"))
     return shell(as_python(settings), "proposition.npz", f"np.savez(file, {given})")

@@ -1,4 +1,4 @@
-"""The explorer's server: one page of four tabs on one address of this machine."""
+"""The explorer's server."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ _HTTP = 80  # the port that stands in no address
 
 
 def hosts_of(names: Iterable[str], port: int) -> frozenset[str]:
-    """Return what the header ``Host`` may be for a server of these names at a port, in lower case."""
+    """Return valid ``Host`` headers."""
     written = {bracketed(name) for name in names}
     found = {f"{name}:{port}" for name in written}
     return frozenset(found | written if port == _HTTP else found)
 
 
 def bracketed(name: str) -> str:
-    """Return a name as it stands in an address."""
+    """Return a URL's host."""
     try:
         address = ipaddress.ip_address(name)
     except ValueError:
@@ -78,7 +78,7 @@ class Keys:
         return made
 
     def bring(self, request: HTTPServerRequest) -> bool:
-        """Tell whether a request has the cookie."""
+        """Look for the cookie."""
         cookie = request.cookies.get(self._name)
         return cookie is not None and _same(cookie.value, self._cookie)
 
@@ -95,7 +95,7 @@ def _same(given: str, kept: str) -> bool:
     return hmac.compare_digest(given.encode(errors="replace"), kept.encode())
 
 
-def close_to_others(application: Application, hosts: frozenset[str], keys: Keys) -> None:
+def _close_to_others(application: Application, hosts: frozenset[str], keys: Keys) -> None:
     """Have an application answer its own pages alone, before any of its handlers sees a request.
 
     The header ``Host`` is checked against DNS rebinding. Other users of the machine reach the port too: hence the
@@ -189,7 +189,7 @@ class _Messages(WSHandler):  # type: ignore[misc]  # Panel has no types
         self.close(1002, "a message cannot be read")
 
 
-def end_at_malformed_messages(application: Application) -> None:
+def _end_at_malformed_messages(application: Application) -> None:
     """Have an application close a websocket whose message cannot be read."""
     for rule in application.wildcard_router.rules:
         if rule.target is WSHandler:
@@ -211,7 +211,7 @@ _TABS = ("Denoise", "Flow", "Proposition 1", "Layers")
 
 @dataclass(frozen=True)
 class Contents:
-    """The content of a page when it opens."""
+    """What a page shows."""
 
     source: Source  # to denoise
     layers: LayersFile | None = None
@@ -219,7 +219,7 @@ class Contents:
 
 
 def build(contents: Contents, worker: Worker) -> Any:
-    """Return a page for one session."""
+    """Return a page."""
     if pn.state.curdoc is not None:
         pn.state.curdoc.template = _HEAD
         # The page says by itself that the server has gone. A new server knows nothing of an old page.
@@ -295,7 +295,7 @@ _ROOM = 2**20
 
 
 class Running:
-    """A server; its `url` holds the token."""
+    """A running server."""
 
     def __init__(self, server: Any, worker: Worker, address: str, keys: Keys) -> None:
         self._server, self._worker, self._address, self._keys = server, worker, address, keys
@@ -310,7 +310,7 @@ class Running:
         self._server.io_loop.start()
 
     def stop(self) -> None:
-        """End server and thread."""
+        """End it."""
         self._server.stop()
         self._worker.close()
 
@@ -352,10 +352,10 @@ def start(contents: Contents, *, host: str = "127.0.0.1", port: int = 0) -> Runn
     # Bokeh has no public name for its application, and no argument for the origin of an address in brackets.
     application = server._tornado
     keys = Keys(server.port)
-    close_to_others(application, hosts, keys)
+    _close_to_others(application, hosts, keys)
     application.websocket_origins.update(hosts)
     logging.getLogger("bokeh").setLevel(logging.ERROR)
-    end_at_malformed_messages(application)
+    _end_at_malformed_messages(application)
     server.start()
     shown = socket.gethostname() if host in ("0.0.0.0", "::") else host
     return Running(server, worker, f"http://{bracketed(shown)}:{server.port}/", keys)

@@ -1,4 +1,4 @@
-"""Inputs of the tab "Denoise", which part of them is shown, and results as files."""
+"""Inputs of "Denoise"."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from nlflow.errors import InputError
 _SAMPLES = 2**19  # that are denoised while settings move, channels not counted
 
 
-def check_stack(name: str, media: Media) -> None:
+def _check_stack(name: str, media: Media) -> None:
     """Refuse what is no single volume or clip."""
     if not media.axes:
         return
@@ -41,7 +41,7 @@ def check_stack(name: str, media: Media) -> None:
 
 
 def picture_word(media: Media) -> str:
-    """Return "slice" or "frame"."""
+    """Name one picture."""
     return "frame" if "T" in media.axes else "slice"
 
 
@@ -53,7 +53,7 @@ def reach(media: Media) -> int:
     return margins(groupings, preset.steps)[through(media)]
 
 
-def stack_part(media: Media, place: tuple[float, ...], at: int | None) -> tuple[tuple[int, int], ...] | None:
+def _stack_part(media: Media, place: tuple[float, ...], at: int | None) -> tuple[tuple[int, int], ...] | None:
     """Return what is denoised to show the picture `at` of a stack; None if that is the whole stack.
 
     `place` says where the part lies along rows and columns, from 0 to 1.
@@ -77,7 +77,7 @@ def stack_part(media: Media, place: tuple[float, ...], at: int | None) -> tuple[
 
 
 def told_stack(media: Media, at: int, crop: tuple[tuple[int, int], ...] | None) -> str:
-    """Return which picture is shown, and what was denoised with it."""
+    """Describe the part."""
     one, axis, shape = picture_word(media), through(media), media.spatial_shape
     text = f"Shown: {one} {at + 1} of {shape[axis]}, denoised together with "
     if crop is None:
@@ -126,11 +126,11 @@ class Source:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Samples along each axis but that of the channels."""
+        """Shape without channels."""
         return self.media.spatial_shape
 
     def with_clean(self, path: str | os.PathLike[str], name: str) -> Source:
-        """Return the same with the file of a reference."""
+        """Add a reference."""
         clean, notes = read_reference("clean", Path(path), self.media)
         return replace(self, clean=clean, clean_name=name, notes=(*self.notes, *notes))
 
@@ -147,9 +147,9 @@ def example() -> Source:
 
 
 def open_source(path: str | os.PathLike[str], name: str | None = None, **reading: Any) -> Source:
-    """Read a file; slices at several times are refused."""
+    """Read a file."""
     media = files.read(path, **reading)
-    check_stack(name or os.fspath(path), media)
+    _check_stack(name or os.fspath(path), media)
     return Source(media, os.fspath(path) if name is None else name, notes=media.notes, reading=reading)
 
 
@@ -160,7 +160,7 @@ def preview(source: Source, place: tuple[float, ...] = (), at: int | None = None
     one.
     """
     if source.media.stacked:
-        return stack_part(source.media, place, at)
+        return _stack_part(source.media, place, at)
     shape = source.shape
     sizes: tuple[int, ...]
     if len(shape) == 1:
@@ -177,7 +177,7 @@ def preview(source: Source, place: tuple[float, ...] = (), at: int | None = None
 
 
 def slices(source: Source, crop: Crop) -> tuple[slice, ...]:
-    """Return a part's index."""
+    """Return the index."""
     parts = [slice(low, high) for low, high in crop]
     if source.media.channel_axis is not None:
         parts.insert(source.media.channel_axis, slice(None))
@@ -185,7 +185,7 @@ def slices(source: Source, crop: Crop) -> tuple[slice, ...]:
 
 
 def saved(source: Source, crop: Crop | None, result: Array) -> tuple[str, bytes]:
-    """Return name and content of a file that stores the result of a part as its input is stored, a stack as NPY."""
+    """Return name and content."""
     media = source.media
     if media.stacked:
         stream = io.BytesIO()

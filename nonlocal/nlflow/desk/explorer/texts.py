@@ -1,4 +1,4 @@
-"""Texts of the explorer."""
+"""Texts."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ _WIDTH = 100  # of a line of the texts that users copy
 
 
 def digits(value: float | None, form: str = ".4g") -> str:
-    """Return a number for people."""
+    """Format a number."""
     if value is None or math.isnan(value):
         return "–"
     return format(value, form).replace("inf", "∞")
 
 
 def decibels(value: float | None) -> str:
-    """Return decibels for people."""
+    """Format decibels."""
     return "–" if value is None else f"{digits(value, '.2f')} dB"
 
 
 def note(*texts: str) -> str:
-    """Return notes as HTML."""
+    """Return HTML."""
     return "".join(f'<p class="note">{escape(visible(text))}</p>' for text in texts if text)
 
 
 def refused(*texts: str) -> str:
-    """Return what was not taken as HTML that screen readers announce."""
+    """Return HTML that screen readers announce."""
     return "".join(f'<p class="refused" role="alert">{escape(visible(text))}</p>' for text in texts)
 
 
 def call(target: str, function: str, first: str, words: Mapping[str, Any]) -> str:
-    """Return an assignment of a call as Python text, over several lines where it is long."""
+    """Return an assignment."""
     given = [first, *(f"{name}={value!r}" for name, value in words.items())]
     line = f"{target} = {function}({', '.join(given)})"
     if len(line) <= _WIDTH:

@@ -1,4 +1,4 @@
-"""Files from a page; of the sender's path the last part alone is used."""
+"""Files from a page."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ SUFFIXES = tuple(suffix for suffix, form in EXTENSIONS.items() if form in _FORMA
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of an upload."""
+    """Limits."""
 
     content: int = 64 * 2**20  # bytes of the file
     samples: int = 2**26  # numbers in it, channels counted
 
 
 def shown_name(name: str) -> str:
-    """Return a sender's file name without folders and control characters, cut to 80 characters."""
+    """Return the last part of a sender's file name, without control characters, cut to 80 characters."""
     last = PureWindowsPath(PurePosixPath(name).name).name
     plain = "".join(letter for letter in last if letter.isprintable())
     if len(plain) <= _NAME:
@@ -67,24 +67,24 @@ def unpacked(data: Any, limits: Limits) -> tuple[str, bytes]:
 
 
 def received_source(name: str, content: bytes, limits: Limits) -> Source:
-    """Return an image, a signal or a stack that was sent; the suffix of its name decides the format."""
+    """Return a sent source."""
     source = _read(name, content, limits, SUFFIXES, open_source)
     _check_samples(shown_name(name), source.media.data.size, limits)
     return source
 
 
 def received_reference(name: str, content: bytes, limits: Limits, source: Source) -> Source:
-    """Return a source with the reference that was sent for it."""
+    """Add a sent reference."""
     return _read(name, content, limits, SUFFIXES, source.with_clean)
 
 
 def received_layers(name: str, content: bytes, limits: Limits) -> LayersFile:
-    """Return layers that were sent."""
+    """Return sent layers."""
     return _read(name, content, limits, (".json",), read_layers)
 
 
 def received_noise(name: str, content: bytes, limits: Limits) -> NoiseFile:
-    """Return a model that was sent."""
+    """Return a sent model."""
     return _read(name, content, limits, (".json",), lambda path, name: NoiseFile(name, load_noise(path)))
 
 

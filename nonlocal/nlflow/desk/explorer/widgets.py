@@ -1,4 +1,4 @@
-"""Parts of the page: Panel's, how they are laid out, and own ones, with a script in ``components``."""
+"""Widgets."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def button(label: str, pressed: Callable[[], Any], *, primary: bool = False) -> 
 
 
 def choice(name: str, label: str, options: Mapping[str, str], moved: Callable[[], Any]) -> Any:
-    """Return a choice of one of a few words, its ``value``; `options` are texts by words."""
+    """Return a choice."""
     one = _styled(pn.widgets.Select(label=label, css_classes=[f"choice-{name}"]), 3)
     offer(one, options)
     one.param.watch(lambda _: moved(), "value")
@@ -64,12 +64,12 @@ def offer(one: Any, options: Mapping[str, str]) -> None:
 
 
 def word_of(control: Any) -> str:
-    """Return a control's word."""
+    """Return the word."""
     return address.word_of(control.value) if isinstance(control, Knob | Player) else str(control.value)
 
 
 def obey(name: str, control: Any, word: str) -> None:
-    """Let a control say what an address says of it; `InputError` where it cannot."""
+    """Take an address's word."""
     if isinstance(control, Knob | Player):
         control.obey(word)
     else:
@@ -131,7 +131,7 @@ def stale(part: Any, turn: int | None) -> None:
 
 
 def line_color(number: int) -> str:
-    """Return a line's colour."""
+    """Return a colour."""
     return f"var(--line-{number % len(PALETTE)})"
 
 
@@ -155,7 +155,7 @@ class Part(JSComponent):
         super().__init__(shown=shown, sizing_mode="stretch_width")
 
     def show(self, **shown: Any) -> None:
-        """Change some entries of `shown`."""
+        """Change `shown`."""
         self.shown = {**self.shown, **shown}
 
     def _handle_msg(self, data: Any) -> None:
@@ -172,10 +172,7 @@ def _script(*names: str) -> str:
 
 
 class Knob(Part):
-    """A slider and a field for a number with its unit; `optional` adds a box that lets the program choose it.
-
-    A `whole` number lies on a step; else any number from `low` to `high` can be written.
-    """
+    """A slider with a field; `optional` adds a box that lets the program choose, `whole` keeps to steps."""
 
     _esm = _script("knob")
 
@@ -217,37 +214,37 @@ class Knob(Part):
         self.show(value=value, automatic=automatic, word=COMPUTING if automatic else "", **shown)
 
     def obey(self, word: str) -> None:
-        """Take an address's word."""
+        """Take a word."""
         low, high, step, optional = (self.shown[name] for name in ("low", "high", "step", "optional"))
         whole = step if self.shown["whole"] else None
         value = address.number(self.shown["name"], word, low, high, step=whole, optional=optional)
         self._set(self._start if value is None else value, value is None)
 
     def show_automatic(self, value: float | None) -> None:
-        """Show the number that the program has taken, unless the user has set one."""
+        """Show the program's number."""
         if self.shown["automatic"]:
             number, word = (self._start, address.AUTOMATIC) if value is None else (value, "")
             self.show(value=float(number), word=word)
 
     def rescale(self, low: float, high: float, step: float, start: float, unit: str) -> None:
-        """Give it another range, and its first value there."""
+        """Change the range."""
         self._start = start
         self.show(low=low, high=high, step=step, unit=unit)
         self.reset()
 
     def reset(self) -> None:
-        """Undo the user's move."""
+        """Undo moves."""
         self._set(self._start, self.shown["optional"])
 
 
 class TabBar(Part):
-    """The bar of tabs; `heard` gets the number of a tab that is chosen, and ``{"address": text}``."""
+    """The tabs."""
 
     _esm = _script("copy", "tabs")
 
 
 class Pictures(Part):
-    """Pictures beside each other; two that are compared share a frame with a divider."""
+    """Pictures."""
 
     _esm = _script("pictures")
     still = param.Dict(default={})
@@ -271,7 +268,7 @@ class Pictures(Part):
             ``src`` the address, ``name`` one word, ``alt`` what there is to see, ``caption`` the text beneath;
             instead of ``src``, ``size`` (rows, columns) and ``field`` of a picture that a `Player` runs.
         still : mapping of str to str, optional
-            Addresses by names, for pictures whose own is empty. With it the first two pictures are compared.
+            Addresses by names, for pictures whose own is empty; then the first two are compared.
         source : int
             The number of the file.
         coarse : bool
@@ -285,10 +282,7 @@ class Pictures(Part):
 
 
 class Player(Part):
-    """Time of a flow: moments that were computed, which run, stand or go step by step in the browser.
-
-    Items of `Pictures` and lines of `Lines` that have a ``field`` show it at the moment.
-    """
+    """Moments of a flow; items of `Pictures` and lines of `Lines` that have a ``field`` show it at the moment."""
 
     _esm = _script("player")
     frames = param.Bytes(default=b"")
@@ -307,7 +301,7 @@ class Player(Part):
         self.show(moment=min(max(int(data["moment"]), 0), self._last))
 
     def obey(self, word: str) -> None:
-        """Take an address's word."""
+        """Take a word."""
         value = address.number(self.shown["name"], word, 0, self._last, step=1, optional=False)
         self.show(moment=int(value or 0), serial=self.shown["serial"] + 1)
 
@@ -323,7 +317,7 @@ class Player(Part):
 
 
 class Sounds(Part):
-    """Sounds, one at a time."""
+    """Sounds."""
 
     _esm = _script("sounds")
     files = param.Bytes(default=b"")
@@ -339,7 +333,7 @@ class Sounds(Part):
 
 
 class Overview(Part):
-    """The whole picture, small, with the part that is shown; `heard` gets a place that is clicked, in shares."""
+    """The whole picture, small; `heard` gets a place that is clicked, in shares."""
 
     _esm = _script("overview")
 
@@ -348,13 +342,13 @@ class Overview(Part):
 
 
 class Upload(Part):
-    """A file from the user's disk; `heard` gets what `nlflow.desk.explorer.uploads.unpacked` reads."""
+    """An upload."""
 
     _esm = _script("upload")
 
 
 class Status(Part):
-    """A line on the current job, its progress, and a button to cancel it."""
+    """Progress and *Cancel*."""
 
     _esm = _script("status")
 
@@ -362,12 +356,12 @@ class Status(Part):
         super().__init__(heard, words="", kind="idle", share=0.0, serial=0)
 
     def say(self, words: str, kind: str = "idle", share: float = 0.0) -> None:
-        """Show a text, with the share done."""
+        """Show a text."""
         self.show(words=words, kind=kind, share=share, serial=self.shown["serial"] + 1)
 
 
 class Download(Part):
-    """A button to get a file."""
+    """A download."""
 
     _esm = _script("download")
 
@@ -377,7 +371,7 @@ class Download(Part):
 
 
 class Code(Part):
-    """Texts with buttons to copy them."""
+    """Texts to copy."""
 
     _esm = _script("copy", "code")
 
@@ -386,10 +380,7 @@ class Code(Part):
 
 
 class Lines(Part):
-    """A panel of lines with these `names`; `log` says which axes are logarithmic.
-
-    `heard` gets ``{"shift": share}`` when the lines are dragged, and ``{"factor": number}`` when the wheel zooms.
-    """
+    """Lines with these `names`; `heard` gets ``{"shift": share}`` or ``{"factor": number}``."""
 
     _esm = _script("svg", "chart")
 
@@ -414,7 +405,7 @@ class Lines(Part):
         super().__init__(heard or (lambda _: None), **words)
 
     def draw(self, lines: Mapping[str, tuple[NDArray[Any], NDArray[Any]]], **words: str) -> None:
-        """Show lines by their names: places and values, with gaps where they are not finite."""
+        """Show lines."""
         drawn = []
         for name, places in lines.items():
             x, y = (plain(np.asarray(values, np.float64)) for values in places)
@@ -423,7 +414,7 @@ class Lines(Part):
 
 
 class Heatmap(Part):
-    """Numbers by layer and head, in colours."""
+    """Numbers in colours."""
 
     _esm = _script("svg", "heatmap")
 
@@ -432,7 +423,7 @@ class Heatmap(Part):
         super().__init__(**words, palette=_cividis(), values=[], empty=COMPUTING)
 
     def draw(self, values: NDArray[np.float64], names: Sequence[str], title: str) -> None:
-        """Show values of shape (layers, heads); what is not finite is left out."""
+        """Show (layers, heads)."""
         finite = values[np.isfinite(values)]
         low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 1.0)
         scale = {"low": low, "high": high if high > low else low + 1.0}

@@ -1,4 +1,4 @@
-"""The thread that computes for all pages."""
+"""The computing thread."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PATIENCE = 1.0  # seconds that a superseded job may take to show something
 
 
 class Cancelled(BaseException):  # not an error: code that catches errors must not catch it
-    """Raised inside a cancelled job at its next report of progress."""
+    """Raised in cancelled jobs."""
 
 
 @dataclass(eq=False)
@@ -58,11 +58,7 @@ class Job:
 
 
 class Worker:
-    """A thread with a queue that holds the newest job of each key, since only one thread may start compiled loops.
-
-    A superseded job ends once it has shown something, or has run for a while, so that something is seen while a slider
-    is dragged.
-    """
+    """A thread with a queue that holds the newest job of each key, since only one thread may start compiled loops."""
 
     def __init__(self) -> None:
         self._waiting: dict[Hashable, Job] = {}  # in the order of arrival
@@ -73,7 +69,7 @@ class Worker:
         self._thread.start()
 
     def submit(self, key: Hashable, job: Job) -> None:
-        """Queue a job; cancel the one of its key that waits, and supersede the one that runs."""
+        """Queue a job; cancel the one of its key that waits, and supersede the one that runs, which ends soon."""
         with self._changed:
             if key in self._waiting:
                 self._waiting.pop(key).cancelled = True
@@ -83,12 +79,12 @@ class Worker:
             self._changed.notify_all()
 
     def cancel_all(self, belongs: Callable[[Hashable], bool]) -> None:
-        """Cancel the jobs whose keys fulfil `belongs`."""
+        """Cancel some jobs."""
         with self._changed:
             self._forget(belongs)
 
     def close(self, timeout: float = 5.0) -> None:
-        """End the thread after its current job."""
+        """End the thread."""
         with self._changed:
             self._closed = True
             self._forget(lambda key: True)

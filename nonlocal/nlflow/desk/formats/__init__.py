@@ -1,4 +1,4 @@
-"""The file formats: how each is read and written, and what it has room for."""
+"""The file formats."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Format:
 
     @property
     def written(self) -> bool:
-        """Whether files of it are written."""
+        """Whether it is written."""
         return not self.instead[1]
 
     def decode(self, path: Path, **words: Any) -> Media:
@@ -65,15 +65,15 @@ class Format:
         return media
 
     def encode(self, place: Any, values: Any, media: Media, writing: Writing) -> None:
-        """Write samples to an open file, or into a new folder."""
+        """Write to an open file, or into a new folder."""
         self._own(self.encoder)(place, values, media, writing)
 
     def check(self, media: Media, writing: Writing) -> str:
-        """Return what a file cannot hold."""
+        """Return what a file cannot hold; empty if all is well."""
         return str(self._own(self.checker)(media, writing)) if self.checker else ""
 
     def notes(self, media: Media, writing: Writing) -> list[str]:
-        """Return notes on a file that will be written."""
+        """Return notes."""
         return list(self._own(self.noter)(media, writing)) if self.noter else []
 
 
@@ -134,7 +134,7 @@ def prepare(paths: Iterable[Path]) -> None:
 
 
 def written_extension(path: Path) -> str:
-    """Return the extension of an output for this input: its own, or another where its format is not written."""
+    """Return an output's extension."""
     form = format_of(path)
     return (FORMATS[form].instead[1] if form else "") or extension(path)
 

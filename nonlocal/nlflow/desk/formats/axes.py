@@ -1,4 +1,4 @@
-"""The axes of what is read: which is which, how far apart samples are, and one picture."""
+"""Axes and distances."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def in_unit(scale: tuple[float, str] | None, unit: str) -> float | None:
     return None
 
 
-def check_axes(axes: str, source: object = None) -> str:
+def _check_axes(axes: str, source: object = None) -> str:
     """Return a user's axes in capital letters, or raise `InputError`."""
     text = axes.upper().replace("S", "C")
     if not text or len(set(text)) != len(text) or set(text) - set(LETTERS):
@@ -69,7 +69,7 @@ def check_axes(axes: str, source: object = None) -> str:
 def laid_out(
     media: Media, kind: Kind | None, channel_axis: int | None, axes: str | None, spacing: Sequence[float] | None
 ) -> Media:
-    """Return what was read with its axes settled."""
+    """Settle the axes."""
     path = media.path
     if kind is not None:
         check_choice("kind", kind, ("image", "signal"))
@@ -77,7 +77,7 @@ def laid_out(
         if channel_axis is not None or kind is not None:
             word = "kind" if channel_axis is None else "channel_axis"
             raise InputError(f"{word}: got one beside axes={axes!r}, which say it; leave {word} out")
-        if len(check_axes(axes, path)) == 1 or "Y" not in check_axes(axes, path):
+        if len(_check_axes(axes, path)) == 1 or "Y" not in _check_axes(axes, path):
             raise InputError(f"axes: got {axes!r}, expected Y and X among them; leave axes out for a signal")
         media = replace(media, axes="?" * media.data.ndim)
     if media.axes:
@@ -108,7 +108,7 @@ def _settled(
 def _is_slice(media: Media, axes: str) -> bool:
     """Return whether these axes are those of a volume or a clip of which a picture is the only part."""
     wanted = "YXC" if media.data.ndim == 3 else "YX"
-    return media.kind == "image" and "".join(a for a in check_axes(axes, media.path) if a not in "TZ") == wanted
+    return media.kind == "image" and "".join(a for a in _check_axes(axes, media.path) if a not in "TZ") == wanted
 
 
 def _with_layout(media: Media, kind: Kind | None, channel_axis: int | None) -> Media:
@@ -149,8 +149,7 @@ def _with_layout(media: Media, kind: Kind | None, channel_axis: int | None) -> M
 def settle(media: Media, axes: str | None, spacing: Sequence[float] | None) -> Media:
     """Return a stack as it is denoised: all axes named, those of one sample dropped, the spacing known.
 
-    The user's `axes` are for all axes in the file or for those of more than one sample. `InputError` for what
-    contradicts the file, and for an axis without a name.
+    The user's `axes` are for all axes in the file or for those of more than one sample.
     """
     found, shape = media.axes, media.data.shape
     named = _named(media, found, shape, axes)
@@ -182,7 +181,7 @@ def _named(media: Media, found: str, shape: tuple[int, ...], axes: str | None) -
     """Return a letter for each axis in the file, by the file and by the user."""
     if axes is None:
         return found
-    given = check_axes(axes, media.path)
+    given = _check_axes(axes, media.path)
     large = [a for a, size in enumerate(shape) if size > 1 or found[a] in "YX"]
     places = list(range(len(shape))) if len(given) == len(shape) else large
     if len(given) != len(places):
@@ -293,7 +292,7 @@ def arranged(values: Array, axes: str, wanted: str) -> Array:
 
 
 def words_of(media: Media) -> dict[str, Any]:
-    """Return the words by which `nlflow.denoise` knows the axes."""
+    """Return words of `denoise`."""
     if not media.stacked:
         return {"channel_axis": media.channel_axis}
     axes = media.axes.replace("T", "") if "Z" in media.axes else media.axes
@@ -307,7 +306,7 @@ def through(media: Media, *, channels: bool = False) -> int:
 
 
 def plane_channels(media: Media) -> int | None:
-    """Return the axis of channels of one picture."""
+    """Return a picture's axis."""
     axes = media.axes.replace("T", "").replace("Z", "")
     return axes.index("C") if "C" in axes else None
 

@@ -1,4 +1,4 @@
-"""Files of several arrays, and archives of NumPy (NPZ)."""
+"""Files of several arrays."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Entry:
 
     @property
     def signal(self) -> bool:
-        """Whether this is more than a single number."""
+        """Whether it is several numbers."""
         return self.numbers and len(self.shape) > 0 and any(size > 1 for size in self.shape) and 0 not in self.shape
 
     def __str__(self) -> str:
@@ -38,7 +38,7 @@ class Entry:
 
 
 def entry_of(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Entry:
-    """Return an array's entry."""
+    """Return an entry."""
     return Entry(shape, str(dtype) if dtype.kind != "O" else "objects", dtype.kind in "biuf")
 
 
@@ -71,7 +71,7 @@ def media_of(path: Path, form: str, name: str, data: Array, found: Mapping[str, 
 
 
 def name_of(media: Media) -> str:
-    """Return a result's name."""
+    """Return the name."""
     return str(media.extras.get("array", {"name": "data"})["name"])
 
 
@@ -81,7 +81,7 @@ _REMEDY = "save numbers with numpy.savez; pickled objects are never loaded"
 
 
 def decode(path: Path, array: str | None = None) -> Media:
-    """Read the array of this name in an archive, or the only one."""
+    """See `Format.decode`."""
     with zipfile.ZipFile(path) as archive:
         members = _members(path, archive)
         found = {name: _entry(archive, member) for name, member in members.items()}

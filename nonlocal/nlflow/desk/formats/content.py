@@ -1,4 +1,4 @@
-"""What a file is by its first bytes, and what to do with files that are not read here."""
+"""What content says."""
 
 from __future__ import annotations
 

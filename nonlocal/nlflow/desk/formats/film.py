@@ -1,4 +1,4 @@
-"""Films: a reader and a writer of one frame after another, how a film like another is coded, and clips in memory."""
+"""Films and clips."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ QUALITY = 12
 CONTAINERS = {".mp4": "mp4", ".m4v": "mp4", ".mov": "mov", ".mkv": "matroska", ".webm": "webm", ".avi": "avi"}
 
 
-def need_av(path: Path) -> Any:
+def _need_av(path: Path) -> Any:
     """Return PyAV, or raise `FileFormatError`."""
     try:
         import av
@@ -32,12 +32,12 @@ def need_av(path: Path) -> Any:
     return av
 
 
-def open_film(path: Path) -> Any:
+def _open_film(path: Path) -> Any:
     """Return a film, open for reading.
 
     Its demuxer is that of its name: a playlist that is called a film would open other files.
     """
-    av = need_av(path)
+    av = _need_av(path)
     form = CONTAINERS[extension(path)]
     try:
         return av.open(str(path), "r", format=form, options={"protocol_whitelist": "file"}, metadata_errors="replace")
@@ -48,7 +48,7 @@ def open_film(path: Path) -> Any:
 
 @dataclass(frozen=True)
 class VideoInfo:
-    """What a film is beside its frames."""
+    """What describes a film."""
 
     path: Path  # the film, from which sound is copied
     shape: tuple[int, ...]  # of a frame: (H, W) or (H, W, 3)
@@ -71,12 +71,9 @@ class VideoInfo:
 
 
 def choose(writing: Writing, info: VideoInfo) -> tuple[str, str, dict[str, str], str]:
-    """Return the codec of a film to write, its format of pixels, its options, and words for the user.
-
-    `FileFormatError` where no codec that is installed fits the file's name, its pixels and the quality.
-    """
+    """Return the codec of a film to write, its format of pixels, its options, and words for the user."""
     path, quality = writing.path, QUALITY if writing.quality is None else writing.quality
-    av = need_av(path)
+    av = _need_av(path)
     ending, pixels = extension(path), info.pixels.replace("yuvj", "yuv")
     if pixels.startswith(("yuva", "ya", "gbra", "rgba", "bgra", "argb", "abgr")):  # opacity is not denoised
         pixels = "gray" if pixels.startswith("ya") else f"yuv{pixels[4:]}" if pixels.startswith("yuva") else "rgb24"
@@ -134,7 +131,7 @@ def _odd(pixels: str, shape: tuple[int, ...]) -> bool:
 
 def copied(path: Path, info: VideoInfo) -> tuple[list[int], list[str]]:
     """Return which streams beside the pictures a film can take over, by their places, and the names of others."""
-    av = need_av(path)
+    av = _need_av(path)
     with av.open(io.BytesIO(), "w", format=CONTAINERS[extension(path)]) as container:
         known = container.supported_codecs
     kept, lost = [], []
@@ -199,9 +196,9 @@ class VideoReader:
 
 
 def info_of(path: Path) -> VideoInfo:
-    """Return a film's `VideoInfo`."""
-    av = need_av(path)
-    with open_film(path) as container:
+    """Return the `VideoInfo`."""
+    av = _need_av(path)
+    with _open_film(path) as container:
         try:
             return _look(path, container)
         except av.error.FFmpegError as error:
@@ -254,11 +251,11 @@ def _duration(container: Any, stream: Any, others: list[tuple[str, str]]) -> flo
 
 
 def frames_of(path: Path, info: VideoInfo) -> Iterator[tuple[int, int, Array]]:
-    """Yield a film's frames."""
-    av = need_av(path)
+    """Yield the frames."""
+    av = _need_av(path)
     form = _array_format(3 if len(info.shape) == 3 else 1, info.bits)
     flags, packets, frames, last, damaged, longest, end, first = _flags(), 0, 0, 0, False, 0, 0, 0
-    with open_film(path) as container:
+    with _open_film(path) as container:
         stream = container.streams.video[0]
         stream.thread_type = "AUTO"
         step = round(1 / (info.rate * info.time_base)) or 1
@@ -302,14 +299,11 @@ def _array(av: Any, frame: Any, form: str, flags: Any) -> Array:
 
 
 class VideoWriter:
-    """Write a film like `info` frame by frame to an open file that can seek.
-
-    The extension of the path of `writing` decides the container.
-    """
+    """Write a film like `info` frame by frame to an open file that can seek."""
 
     def __init__(self, stream: BinaryIO, info: VideoInfo, writing: Writing) -> None:
         path = writing.path
-        self._av = need_av(path)
+        self._av = _need_av(path)
         codec, pixels, options, _ = choose(writing, info)
         self.info, self._pixels = info, pixels
         self._form = _array_format(3 if len(info.shape) == 3 else 1, info.bits)
@@ -351,7 +345,7 @@ class VideoWriter:
         self._sound: list[tuple[Any, Any]] = []
         places, _ = copied(path, info)
         if places:
-            self._source = open_film(info.path)
+            self._source = _open_film(info.path)
             beside = [one for one in self._source.streams if one is not self._source.streams.video[0]]
             chosen = [beside[place] for place in places]
             outs = {one.index: self._container.add_stream_from_template(one) for one in chosen}
@@ -416,7 +410,7 @@ _WITH_ALPHA = ("yuva", "ya", "gbrap", "rgba", "bgra", "argb", "abgr")  # names o
 
 
 def decode(path: Path) -> Media:
-    """Read all frames."""
+    """See `Format.decode`."""
     reader = VideoReader(path)
     info = reader.info
     count = length(info) or 1
@@ -482,7 +476,7 @@ def _info(media: Media, writing: Writing) -> VideoInfo | str:
 
 
 def check(media: Media, writing: Writing) -> str:
-    """Return what of a clip no film can hold; empty if all is well."""
+    """See `Format.check`."""
     info = _info(media, writing)
     if isinstance(info, str):
         return info
@@ -500,7 +494,7 @@ def _varies(times: Sequence[int], info: VideoInfo) -> bool:
 
 
 def notes(media: Media, writing: Writing) -> list[str]:
-    """Return how a film is coded, and what of its input it lacks."""
+    """See `Format.notes`."""
     path = writing.path
     info: Any = _info(media, writing)
     codec, pixels, _, words = choose(writing, info)
@@ -520,7 +514,7 @@ def notes(media: Media, writing: Writing) -> list[str]:
 
 
 def encode(stream: BinaryIO, values: Array, media: Media, writing: Writing) -> None:
-    """Write a film."""
+    """See `Format.encode`."""
     info: Any = _info(media, writing)
     own = media.extras.get("video", {})
     values = arranged(values, media.axes, "TYXC" if len(info.shape) == 3 else "TYX")

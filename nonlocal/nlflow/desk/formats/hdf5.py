@@ -1,4 +1,4 @@
-"""HDF5 files, of which one dataset is read and written."""
+"""HDF5 files."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _REMEDY = "save an array of numbers as a dataset"
 _BLOCK = 2**24  # bytes of values that are read at a time
 
 
-def need_h5py(path: Path) -> Any:
+def _need_h5py(path: Path) -> Any:
     """Return h5py, or raise `FileFormatError`."""
     try:
         import h5py
@@ -32,7 +32,7 @@ def need_h5py(path: Path) -> Any:
 
 
 def decode(path: Path, array: str | None = None) -> Media:
-    """Read the dataset of this path in the file, such as ``/group/dataset``, or the only one."""
+    """See `Format.decode`."""
     found, name, data, attributes = read(path, None if array is None else f"/{array.strip('/')}", _REMEDY)
     media = media_of(path, "hdf5", name, data, found, keeps=False)
     media.extras["array"]["attributes"] = attributes
@@ -60,17 +60,14 @@ def read(
 
 
 def blocks(path: Path, array: str | None, remedy: str, matlab: bool) -> Iterator[Any]:
-    """Yield the entries of all datasets; name, shape, dtype, attributes and place of the one; then its values.
-
-    The place is None where the values follow.
-    """
-    with need_h5py(path).File(path, "r") as file:
+    """Yield the entries of all datasets; name, shape, dtype, attributes and place of the one; then its values."""
+    with _need_h5py(path).File(path, "r") as file:
         found = datasets(path, file)
         if matlab:
             found = {key[1:]: _of_matlab(file[key], entry) for key, entry in found.items() if key[:2] != "/#"}
         name = choose(path, array, found, remedy)
         dataset = file[name]
-        check_values(path, dataset)
+        _check_values(path, dataset)
         place = _place(dataset)
         entries = {key: (entry.shape, entry.kind, entry.numbers) for key, entry in found.items()}
         yield entries, name, dataset.shape, dataset.dtype, _attributes(dataset), place
@@ -87,7 +84,7 @@ def blocks(path: Path, array: str | None, remedy: str, matlab: bool) -> Iterator
 
 def _place(dataset: Any) -> int | None:
     """Return where the values of a dataset begin in its file; None where they lie otherwise than in memory."""
-    h5py = need_h5py(Path())
+    h5py = _need_h5py(Path())
     plain = dataset.chunks is None and dataset.id.get_type() == h5py.h5t.py_create(dataset.dtype)
     plain = plain and dataset.id.get_storage_size() == dataset.dtype.itemsize * dataset.size > 0
     return dataset.id.get_offset() if plain else None
@@ -106,7 +103,7 @@ def datasets(path: Path, file: Any) -> dict[str, Entry]:
 
     Hard links alone are followed: others could name any file of this machine.
     """
-    h5py = need_h5py(path)
+    h5py = _need_h5py(path)
     found: dict[str, Entry] = {}
     seen = 0
 
@@ -128,7 +125,7 @@ def datasets(path: Path, file: Any) -> dict[str, Entry]:
     return found
 
 
-def check_values(path: Path, dataset: Any) -> None:
+def _check_values(path: Path, dataset: Any) -> None:
     """Refuse a dataset whose values lie elsewhere, need other programs, or are more than the file can hold."""
     name, count = dataset.name, math.prod(dataset.shape)
     check_own(path, dataset)
@@ -143,8 +140,8 @@ def check_values(path: Path, dataset: Any) -> None:
 
 
 def check(media: Media, writing: Writing) -> str:
-    """Return what keeps a result from being written; empty if all is well."""
-    need_h5py(writing.path)
+    """See `Format.check`."""
+    _need_h5py(writing.path)
     return ""
 
 
@@ -153,7 +150,7 @@ def _attributes(dataset: Any) -> dict[str, Any]:
 
     A type alone stands for an attribute without values.
     """
-    h5py, found = need_h5py(Path()), {}
+    h5py, found = _need_h5py(Path()), {}
     for key in dataset.attrs:
         kind = dataset.attrs.get_id(key).dtype
         if kind.kind in "biufSU" or (kind.kind == "O" and h5py.check_string_dtype(kind) is not None):
@@ -163,9 +160,9 @@ def _attributes(dataset: Any) -> dict[str, Any]:
 
 
 def encode(stream: BinaryIO, values: Array, media: Media, writing: Writing) -> None:
-    """Write one dataset."""
+    """See `Format.encode`."""
     buffer = io.BytesIO()
-    h5py = need_h5py(media.path)
+    h5py = _need_h5py(media.path)
     with h5py.File(buffer, "w") as file:
         dataset = file.create_dataset(name_of(media), data=values)
         for key, value in media.extras.get("array", {}).get("attributes", {}).items():

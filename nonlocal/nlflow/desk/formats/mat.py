@@ -1,8 +1,4 @@
-"""MAT files of MATLAB (MathWorks, "MAT-File Format", chapter 1).
-
-Those of level 5 are a header of 128 bytes and one element a variable; those of version 7.3 are HDF5 files whose arrays
-have their axes in the reverse order.
-"""
+"""MAT files of MATLAB (MathWorks, "MAT-File Format", chapter 1)."""
 
 from __future__ import annotations
 
@@ -47,7 +43,7 @@ class _Variable:
 
 
 def decode(path: Path, array: str | None = None) -> Media:
-    """Read the variable of this name, or the only one of numbers."""
+    """See `Format.decode`."""
     if _is_hdf5(path):
         return _decode_hdf5(path, array)
     order, variables = _scan(path)
@@ -157,7 +153,7 @@ def _values(path: Path, variable: _Variable, order: str) -> Array:
 
 
 def check(media: Media, writing: Writing) -> str:
-    """Return what keeps a result from being written; empty if all is well."""
+    """See `Format.check`."""
     if media.format != "mat" or _is_hdf5(media.path):
         return ""
     with media.path.open("rb") as stream:

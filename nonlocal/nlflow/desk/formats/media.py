@@ -1,4 +1,4 @@
-"""What a file holds, the known formats, and how pictures are turned."""
+"""What files hold."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ _MOST, _FLOOR = 2000, 2**24
 
 @dataclass(frozen=True)
 class Media:
-    """What a file holds."""
+    """A file's content."""
 
     path: Path  # the file that was read
     format: str  # its format, a value of `EXTENSIONS`
@@ -101,12 +101,12 @@ class Media:
 
     @property
     def stacked(self) -> bool:
-        """Whether this is a volume or a clip."""
+        """Volume or clip."""
         return self.kind in ("volume", "clip")
 
     @property
     def spatial_shape(self) -> tuple[int, ...]:
-        """The shape without the axis of channels."""
+        """Shape without channels."""
         return tuple(size for axis, size in enumerate(self.data.shape) if axis != self.channel_axis)
 
     def restored(self, data: Array) -> Array:
@@ -125,13 +125,13 @@ class Media:
 
     @property
     def separate(self) -> bool:
-        """Whether channels are columns of a table."""
+        """Whether columns are channels."""
         return self.format in TABLES and self.channel_axis is not None
 
 
 @dataclass(frozen=True)
 class Writing:
-    """How a result is written."""
+    """How files are written."""
 
     path: Path  # the output; its extension decides the format
     # Of a film its rate factor, of a JPEG file 1 to 100; that of the format by default.
@@ -140,22 +140,22 @@ class Writing:
 
     @property
     def name(self) -> str:
-        """The name in small letters."""
+        """Name in small letters."""
         return self.path.name.lower()
 
     @classmethod
     def of(cls, words: Mapping[str, Any]) -> Writing:
-        """Return what some words of a command line say, for whatever output."""
+        """Read a command's words."""
         known = {one.name for one in fields(cls)} - {"path", "replaces"}
         return cls(Path(), **{name: value for name, value in words.items() if name in known})
 
     def at(self, path: Path, **words: Any) -> Writing:
-        """Return the same for another output."""
+        """Change the path."""
         return replace(self, path=path, **words)
 
 
 def writing_of(target: str | os.PathLike[str] | Writing) -> Writing:
-    """Return a path's `Writing`."""
+    """Return the `Writing`."""
     return target if isinstance(target, Writing) else Writing(Path(target))
 
 
@@ -167,17 +167,17 @@ def extension(path: Path) -> str:
 
 
 def format_of(path: Path) -> str:
-    """Return the format that a name tells; empty if it tells none."""
+    """Return a name's format."""
     return (EXTENSIONS | STACKS).get(extension(path), "")
 
 
 def lacking(path: Path, package: str, remedy: str) -> FileFormatError:
-    """Return the exception about a missing package."""
+    """Describe a missing package."""
     return FileFormatError(f"{path}: needs {package}, which is not installed; {remedy}")
 
 
 def most_for(path: Path) -> float:
-    """Return how many bytes of memory a decoder of a file may take at most."""
+    """Return a decoder's memory."""
     return min(memory_limit(), 8 * (_FLOOR + _MOST * size_of(path)))
 
 

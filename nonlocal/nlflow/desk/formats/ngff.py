@@ -1,4 +1,4 @@
-"""OME-Zarr: images of a multiscale group (NGFF 0.4 on zarr 2, 0.5 on zarr 3), and single zarr arrays."""
+"""OME-Zarr (NGFF 0.4 on zarr 2, 0.5 on zarr 3) and single zarr arrays."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _EXPECTED = "an OME-Zarr image"
 _CHUNK = 2**22  # bytes of a chunk that is written
 
 
-def need_zarr(path: Path) -> Any:
+def _need_zarr(path: Path) -> Any:
     """Return zarr, or raise `FileFormatError`."""
     try:
         import zarr
@@ -30,12 +30,12 @@ def need_zarr(path: Path) -> Any:
 
 
 def is_store(path: Path) -> bool:
-    """Return whether a folder is a zarr store."""
+    """Whether zarr wrote it."""
     return path.is_dir() and any((path / name).is_file() for name in ("zarr.json", ".zgroup", ".zarray"))
 
 
 def is_group(path: Path) -> bool:
-    """Return whether a folder is a group of zarr arrays."""
+    """Whether arrays are inside."""
     if (path / "zarr.json").is_file():
         with suppress(OSError, ValueError):
             return '"group"' in (path / "zarr.json").read_text(encoding="utf-8")[: 2**20]
@@ -43,8 +43,8 @@ def is_group(path: Path) -> bool:
 
 
 def decode(path: Path) -> Media:
-    """Read the full resolution of an OME-Zarr image, or a zarr array."""
-    zarr = need_zarr(path)
+    """See `Format.decode`."""
+    zarr = _need_zarr(path)
     if not is_store(path):
         raise file_error(path, "a folder without zarr.json, .zgroup or .zarray", _EXPECTED, "name the store itself")
     check_links(path, links_in(path), _EXPECTED)
@@ -144,20 +144,20 @@ def _loaded(path: Path, array: Any) -> Array:
 
 def part(path: Path, place: list[tuple[int, int]]) -> Array:
     """Return a part of a zarr array that was looked at before."""
-    array: Any = need_zarr(path).open(path, mode="r")
+    array: Any = _need_zarr(path).open(path, mode="r")
     found: Array = np.asarray(array[tuple(slice(*ends) for ends in place)])
     return found
 
 
 def check(media: Media, writing: Writing) -> str:
-    """Raise `FileFormatError` without zarr."""
-    need_zarr(writing.path)
+    """See `Format.check`."""
+    _need_zarr(writing.path)
     return ""
 
 
 def encode(folder: Path, values: Array, media: Media, writing: Writing) -> None:
-    """Write a stack as a group of one level."""
-    zarr = need_zarr(folder)
+    """See `Format.encode`."""
+    zarr = _need_zarr(folder)
     own = media.extras.get("ngff")
     if own is not None:
         values = values.reshape(own["shape"])

@@ -1,4 +1,4 @@
-"""NIfTI files, whose axes X, Y, Z, T are turned round to T, Z, Y, X."""
+"""NIfTI files."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _UNITS = {"meter": "m", "mm": "mm", "micron": "µm", "sec": "s", "msec": "ms", "
 _DTYPES = ("u1", "u2", "u4", "u8", "i1", "i2", "i4", "i8", "f4", "f8")
 
 
-def need_nibabel(path: Path) -> Any:
+def _need_nibabel(path: Path) -> Any:
     """Return nibabel, or raise `FileFormatError`."""
     try:
         import nibabel
@@ -33,7 +33,7 @@ def need_nibabel(path: Path) -> Any:
 
 def decode(path: Path) -> Media:
     """Read a NIfTI file; values are those that its slope and intercept tell."""
-    nibabel = need_nibabel(path)
+    nibabel = _need_nibabel(path)
     _check_header(path)
     with silent("nibabel.global"):
         image = nibabel.load(path)
@@ -123,14 +123,14 @@ def _scale(header: Any, shape: tuple[int, ...]) -> dict[str, tuple[float, str]]:
 
 
 def check(media: Media, writing: Writing) -> str:
-    """Return what of a stack no NIfTI file can hold; empty if all is well."""
-    need_nibabel(writing.path)
+    """See `Format.check`."""
+    _need_nibabel(writing.path)
     count = 1 if media.channel_axis is None else media.data.shape[media.channel_axis]
     return f"{count} channels and no slices" if count > 1 and media.kind != "volume" and count != 3 else ""
 
 
 def encode(stream: BinaryIO, values: Array, media: Media, writing: Writing) -> None:
-    """Write a stack with the header and the affine of its input."""
+    """See `Format.encode`."""
     import nibabel
 
     own = media.extras.get("nifti")

@@ -1,4 +1,4 @@
-"""Parquet tables, by pyarrow."""
+"""Parquet tables."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _need_pyarrow(path: Path) -> Any:
 
 
 def decode(path: Path, first_column: FirstColumn | None = None) -> Media:
-    """Read the columns of numbers of a table, and keep the others."""
+    """See `Format.decode`."""
     arrow = _need_pyarrow(path)
     with arrow.parquet.ParquetFile(path) as file:
         about = file.metadata
@@ -59,7 +59,7 @@ def decode(path: Path, first_column: FirstColumn | None = None) -> Media:
 
 
 def check(media: Media, writing: Writing) -> str:
-    """Return what of a signal no file can hold; empty if all is well."""
+    """See `Format.check`."""
     return "" if "parquet" in media.extras else "a signal that comes from no Parquet file"
 
 

@@ -1,4 +1,4 @@
-"""PNG, JPEG, BMP, WebP, GIF and AVIF files, and camera raws."""
+"""Pictures."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _XMP = "XML:com.adobe.xmp"  # the key of PNG texts under which an XMP block stan
 
 
 def from_pillow(image: Any, path: Path) -> tuple[Array, Array | None, list[str]]:
-    """Return samples, opacity and notes of a Pillow image."""
+    """Return samples, opacity, notes."""
     notes, mode = [], image.mode
     see_through = "transparency" in image.info
     if mode in ("P", "PA"):
@@ -54,7 +54,7 @@ def _pixel_bytes(mode: str) -> int:
 
 
 def decode(path: Path) -> Media:
-    """Read a picture that Pillow knows; of several frames the first, but of PNG files."""
+    """See `Format.decode`."""
     from PIL import Image, UnidentifiedImageError
 
     with path.open("rb") as stream:
@@ -175,7 +175,7 @@ def _extras(image: Any) -> tuple[dict[str, Any], int]:
 
 
 def with_alpha(values: Array, media: Media) -> Array:
-    """Return samples (H, W) or (H, W, C) with the opacity as their last channel, if there is one."""
+    """Add opacity."""
     values = values[..., 0] if values.ndim == 3 and values.shape[-1] == 1 else values
     return values if media.alpha is None else np.dstack([values, media.alpha])
 
@@ -239,7 +239,7 @@ def encode_bmp(stream: BinaryIO, values: Array, media: Media, writing: Writing) 
 
 
 def encode_webp(stream: BinaryIO, values: Array, media: Media, writing: Writing) -> None:
-    """Write WebP without loss."""
+    """Write lossless WebP."""
     from PIL import Image
 
     values = with_alpha(values, media)
@@ -253,19 +253,19 @@ _WEBP_MOST = 16383  # pixels of a side
 
 
 def check_webp(media: Media, writing: Writing) -> str:
-    """Return what of a picture no WebP file can hold; empty if all is well."""
+    """See `Format.check`."""
     return f"a side of {max(media.data.shape[:2])} pixels" if max(media.data.shape[:2]) > _WEBP_MOST else ""
 
 
 def notes_webp(media: Media, writing: Writing) -> list[str]:
-    """Return what becomes of grey levels."""
+    """See `Format.notes`."""
     return [] if media.data.ndim == 3 else [f"{writing.path}: grey levels are written as RGB, since WebP has no grey"]
 
 
 # ---- camera raws: 16-bit sRGB, the camera's own white balance, no brightening, the gamma of Rec. 709, turned upright
 
 
-def need_rawpy(path: Path) -> Any:
+def _need_rawpy(path: Path) -> Any:
     """Return rawpy, or raise `FileFormatError`."""
     try:
         import rawpy
@@ -276,8 +276,8 @@ def need_rawpy(path: Path) -> Any:
 
 
 def develop(path: Path) -> Media:
-    """Develop a camera raw."""
-    rawpy = need_rawpy(path)
+    """Develop a raw."""
+    rawpy = _need_rawpy(path)
     try:
         data = _developed(path, rawpy)
     except rawpy.LibRawError as error:

@@ -1,4 +1,4 @@
-"""PBM, PGM and PPM files (netpbm)."""
+"""PNM files."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _TEXT = (1, 2, 3)  # kinds that hold their samples as text
 
 
 def decode(path: Path) -> Media:
-    """Read a picture; of several in a file the first."""
+    """See `Format.decode`."""
     content = path.read_bytes()
     head = _HEADER.match(content)
     if head is None:
@@ -72,12 +72,12 @@ def _of_text(path: Path, body: bytes, samples: int, kind: int) -> Array:
 
 
 def check(media: Media, writing: Writing) -> str:
-    """Return what of a picture no file of this name can hold; empty if all is well."""
+    """See `Format.check`."""
     return "3 channels" if writing.name.endswith(".pgm") and media.data.ndim == 3 and media.data.shape[-1] == 3 else ""
 
 
 def encode(stream: BinaryIO, values: Array, media: Media, writing: Writing) -> None:
-    """Write a picture: as text, and up to the largest value, as the input was."""
+    """See `Format.encode`."""
     as_text, most = media.extras.get("netpbm", (False, 1))
     if most == 1 or (most < 256) != (values.dtype == np.uint8):  # another format, or bits
         most = 2 ** (media.bits or 8 * values.dtype.itemsize) - 1

@@ -1,4 +1,4 @@
-"""WAV and AU files."""
+"""Sound."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _OWN = (b"fmt ", b"data", b"fact", b"PEAK", b"JUNK", b"junk", b"PAD ", b"FLLR")
 
 
 def decode(path: Path) -> Media:
-    """Read the samples of a WAV file as they are stored, and what its chunks say of them."""
+    """See `Format.decode`."""
     from scipy.io import wavfile
 
     bits, wide, others, law, place = _chunks(path)
@@ -104,7 +104,7 @@ _UNKNOWN = 2**32 - 1  # of a length
 
 
 def decode_au(path: Path) -> Media:
-    """Read an AU file."""
+    """See `Format.decode`."""
     content = path.read_bytes()
     if len(content) < 24:
         raise file_error(path, "a header that is cut off", "a whole AU file", "copy or export it again")
@@ -126,7 +126,7 @@ def decode_au(path: Path) -> Media:
 
 
 def encode_au(stream: BinaryIO, values: Array, media: Media, writing: Writing) -> None:
-    """Write an AU file."""
+    """See `Format.encode`."""
     own = {number: law for number, law in _AU_LAWS.items() if law == media.extras.get("law")}
     like = {number: name for number, name in _AU.items() if np.dtype(name).newbyteorder("=") == values.dtype}
     law = own if values.dtype == np.int16 else {}
@@ -174,7 +174,7 @@ def _chunks(path: Path) -> tuple[int, bool, list[str], str, tuple[int, int]]:
 
 
 def encode(stream: BinaryIO, values: Array, media: Media, writing: Writing) -> None:
-    """Write samples that fit a WAV file, with 24 bits where the input had so many."""
+    """See `Format.encode`."""
     from scipy.io import wavfile
 
     buffer = io.BytesIO()  # both writers want to seek, and close what they cannot

@@ -1,4 +1,4 @@
-"""NPY arrays and tables: CSV and its kin."""
+"""Arrays and tables."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _CELL = 200  # bytes that a cell takes while it is text, lists and all
 
 @dataclass(frozen=True)
 class Sheet:
-    """The text of a table: what is no sample comes back as it stands there."""
+    """A table's text."""
 
     lines: tuple[str, ...]  # without the ends of lines
     rows: tuple[int, ...]  # which lines hold samples
@@ -55,7 +55,7 @@ class Sheet:
     bom: bytes = b""
 
     def part(self, rows: slice) -> Sheet:
-        """Return some of the rows; the lines around them stay."""
+        """Keep some rows."""
         gone = {*self.rows} - {*self.rows[rows]}
         kept = [number for number in range(len(self.lines)) if number not in gone]
         places = {number: place for place, number in enumerate(kept)}
@@ -96,7 +96,7 @@ class Sheet:
 
 
 def decode_npy(path: Path) -> Media:
-    """Read an array."""
+    """See `Format.decode`."""
     with path.open("rb") as stream:
         if stream.read(6) != b"\x93NUMPY":
             raise file_error(path, "content that is no NPY array", "an NPY file", "write it with numpy.save")
@@ -224,7 +224,7 @@ def _trend(values: Array | None) -> str:
 
 
 def decode_csv(path: Path, first_column: FirstColumn | None = None) -> Media:
-    """Read the columns of numbers of a text, and keep all else of it for a result."""
+    """See `Format.decode`."""
     text, encoding, bom = _text(path)
     newline = "\r\n" if "\r\n" in text else "\r" if "\r" in text and "\n" not in text else "\n"
     lines = _lines(text, newline)
@@ -461,12 +461,12 @@ def _column(
 
 
 def encode_npy(stream: BinaryIO, values: Array, media: Media, writing: Writing) -> None:
-    """Write an array."""
+    """See `Format.encode`."""
     np.save(stream, values, allow_pickle=False)
 
 
 def encode_csv(stream: BinaryIO, values: Array, media: Media, writing: Writing) -> None:
-    """Write columns of numbers: in the text of the input, or as a table of nothing else."""
+    """See `Format.encode`."""
     values = values.reshape(len(values), -1)
     sheet = media.extras.get("sheet")
     if sheet is None or not sheet.lines:

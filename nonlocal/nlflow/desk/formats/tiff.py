@@ -1,4 +1,4 @@
-"""TIFF files, read and written by tifffile."""
+"""TIFF files."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _CONVERTED = {(5, 4): "CMYK", (6, 3): "YCbCr"}  # by Pillow to RGB, from a photo
 
 
 def decode(path: Path) -> Media:
-    """Read a TIFF file of one image, or of a stack."""
+    """See `Format.decode`."""
     with opened(path) as tif:
         count = _count_pages(path, tif)
         check_own(path, tif)
         page, series = tif.pages[0], tif.series[0]
         if len(tif.series) > 1 or series.axes not in ("YX", "YXS", "SYX"):
-            return decode_stack(path, tif, count)
-        check_layout(path, page, series)
+            return _decode_stack(path, tif, count)
+        _check_layout(path, page, series)
         stored = series.asarray()
         stored = np.moveaxis(stored, 0, -1) if series.axes == "SYX" else stored  # planes one after the other
         data, alpha, notes = _in_colours(stored, page, path)
@@ -44,7 +44,7 @@ def decode(path: Path) -> Media:
 
 
 def is_stack(path: Path) -> bool:
-    """Return whether a TIFF file holds more than one picture."""
+    """Whether it has pages."""
     try:
         with opened(path) as tif:
             return len(tif.pages) <= _MOST_PAGES and tif.series[0].axes not in ("YX", "YXS", "SYX")
@@ -86,7 +86,7 @@ def _in_colours(data: Array, page: Any, path: Path) -> tuple[Array, Array | None
     return from_pillow(Image.frombytes(mode, data.shape[1::-1], data.tobytes()), path)
 
 
-def check_layout(path: Path, page: Any, series: Any) -> None:
+def _check_layout(path: Path, page: Any, series: Any) -> None:
     """Refuse what a header declares and the file cannot hold, before anything is decoded."""
     samples = max(math.prod(series.shape), math.prod(page.shape))
     check_declared(path, samples * series.dtype.itemsize, path.stat().st_size, copies=2)
@@ -99,11 +99,11 @@ def _orientation(page: Any) -> int:
 
 
 def encode(stream: BinaryIO, values: Array, media: Media, writing: Writing) -> None:
-    """Write samples as one image, uncompressed."""
+    """See `Format.encode`."""
     import tifffile
 
     if media.axes:
-        encode_stack(stream, values, media, writing)
+        _encode_stack(stream, values, media, writing)
         return
     values = with_alpha(values, media)
     count = values.shape[-1] - (media.alpha is not None) if values.ndim == 3 else 1
@@ -141,7 +141,7 @@ _OWN = ("shaped", "uniform", "generic", "imagej", "ome")  # as tifffile calls th
 _UNEQUAL = 3  # kinds of pages that a message names
 
 
-def decode_stack(path: Path, tif: Any, count: int) -> Media:
+def _decode_stack(path: Path, tif: Any, count: int) -> Media:
     """Read a stack from an open TIFF file of so many pages."""
     series, axes, shape = _whole(tif)
     _check_one(path, tif, count)
@@ -297,7 +297,7 @@ def _packing(page: Any) -> dict[str, Any]:
 
 
 def notes(media: Media, writing: Writing) -> list[str]:
-    """Return what becomes of the packing of the input."""
+    """See `Format.notes`."""
     packing = media.extras.get("packing")
     return [f"{writing.path}: is written in strips without compression; the input has {packing}"] if packing else []
 
@@ -331,7 +331,7 @@ def has_metadata(layout: dict[str, Any] | None) -> bool:
     return layout is not None and (layout["flavour"] in ("ome", "imagej") or "pages" in layout)
 
 
-def encode_stack(stream: BinaryIO, values: Array, media: Media, writing: Writing) -> None:
+def _encode_stack(stream: BinaryIO, values: Array, media: Media, writing: Writing) -> None:
     """Write a stack as its input was written; one from another format for ImageJ or, beyond its types, as OME-TIFF."""
     import tifffile
 

@@ -1,4 +1,4 @@
-"""TIFF files and their pages: what is refused before memory is taken, and what comes with a page."""
+"""TIFF pages."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _CENTIMETRES = {2: 2.54, 3: 1.0}  # of the units of resolution that are lengths
 
 @contextmanager
 def silent(name: str) -> Iterator[None]:
-    """Keep a logger quiet."""
+    """Quiet a logger."""
     logger = logging.getLogger(name)
     before, logger.disabled = logger.disabled, True
     try:
@@ -119,7 +119,7 @@ def _check_parts(path: Path, page: Any) -> None:
 
 
 def plain(data: Array, page: Any, path: Path) -> tuple[Array, Array | None, list[str]]:
-    """Return samples, opacity and notes of a page in grey or RGB."""
+    """Return samples, opacity, notes."""
     notes = []
     if int(page.photometric) == 0 and data.dtype.kind in "bu":
         data = ~data
@@ -137,7 +137,7 @@ def plain(data: Array, page: Any, path: Path) -> tuple[Array, Array | None, list
 
 
 def extras_of(page: Any, path: Path, *, layout_kept: bool = False) -> tuple[dict[str, Any], list[str]]:
-    """Return what comes with the pixels of a TIFF page, and notes of what is left out."""
+    """Return extras and notes."""
     extras: dict[str, Any] = {}
     notes, tags = [], page.tags
     profile = tags.get("InterColorProfile")
@@ -179,7 +179,7 @@ def no_data(tags: list[tuple[Any, ...]], data: Array) -> Array | None:
 
 
 def no_data_value(told: Any, dtype: np.dtype[Any]) -> Any:
-    """Return the value of a type that the content of GDAL's tag says; None where it says none, or NaN."""
+    """Return GDAL's value."""
     try:
         value = float(told.strip(b"\0 ") if isinstance(told, bytes) else told.strip("\0 ") if told else "nan")
         own = dtype.type(value)

@@ -1,4 +1,4 @@
-"""The plugin of napari; `napari.yaml` is its manifest."""
+"""The napari plugin."""
 
 from nlflow.desk.napari.layers import Settings, denoise_layer
 from nlflow.desk.napari.widget import DenoiseWidget

@@ -1,4 +1,4 @@
-"""What is denoised of a layer, and the layer that comes of it, without a viewer."""
+"""Layers without viewers."""
 
 from __future__ import annotations
 
@@ -50,11 +50,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Samples:
-    """Samples of a layer, or of a part that begins at `corner`.
-
-    `axes` are those of `nlflow.denoise`, with ``I`` where images lie side by side. The last channel may be `opaque`:
-    opacity.
-    """
+    """Samples of a layer, or of a part that begins at `corner`; the last channel may be `opaque`: opacity."""
 
     data: Any
     axes: str
@@ -66,7 +62,7 @@ class Samples:
 
 @dataclass(frozen=True)
 class Result:
-    """What a layer gets: samples, where they begin, and lines that say what was done."""
+    """What a layer gets."""
 
     data: Array
     corner: tuple[int, ...]
@@ -76,7 +72,7 @@ class Result:
 def denoise_layer(layer: Any, settings: Settings | None = None) -> tuple[Array, dict[str, Any], str]:
     """Return a layer of napari denoised, as data, attributes and kind of a new layer.
 
-    The cost is that of `nlflow.denoise` for each plane, volume or clip. The result is in memory.
+    The cost is that of `nlflow.denoise` for each plane, volume or clip; the result is in memory.
 
     Parameters
     ----------
@@ -166,7 +162,7 @@ def _around(place: float, length: int, width: int) -> slice:
 
 
 def denoised(samples: Samples, settings: Settings, progress: Any = False) -> Result:
-    """Return samples denoised, and what was done."""
+    """Return samples and words."""
     shape, axes = samples.data.shape, samples.axes
     single = axes.replace("I", "")
     side = [axis for axis, letter in enumerate(axes) if letter == "I"]

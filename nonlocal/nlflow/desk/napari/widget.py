@@ -1,4 +1,4 @@
-"""The widget of the plugin."""
+"""The widget."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from nlflow.errors import InputError, NlflowError, install_command
 _LABELS = {"planes": "each plane", "volumes": "each volume", "clips": "each clip (time, then planes)"}
 
 
-class StoppedError(Exception):
+class _StoppedError(Exception):
     """The user has pressed *Stop*."""
 
 
@@ -118,14 +118,14 @@ class DenoiseWidget(base("magicgui.widgets", "Container", install_command("napar
 
         def tell(share: float) -> None:
             if worker.abort_requested:
-                raise StoppedError
+                raise _StoppedError
             worker.yielded.emit(share)
 
         worker = create_worker(work, _start_thread=False, _ignore_errors=True)
         worker.yielded.connect(self._told)
         worker.returned.connect(lambda result: self._show(layer, result, "denoised"))
         worker.errored.connect(self._failed)
-        worker.aborted.connect(lambda: self._failed(StoppedError()))
+        worker.aborted.connect(lambda: self._failed(_StoppedError()))
         worker.finished.connect(self._finished)
         self._worker, self.denoise.text, self.said.value = worker, "Stop", f"Denoising {layer.name} ..."
         worker.start()
@@ -134,7 +134,7 @@ class DenoiseWidget(base("magicgui.widgets", "Container", install_command("napar
         self.share.value = round(100 * share)
 
     def _failed(self, error: Exception) -> None:
-        if isinstance(error, StoppedError):
+        if isinstance(error, _StoppedError):
             self.said.value = "Stopped: there is no result."
         elif isinstance(error, NlflowError):
             self.said.value = str(error)

@@ -1,4 +1,4 @@
-"""Files that grow by one frame of a signal at a time: HDF5, zarr and VTK."""
+"""Files that grow."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _KINDS = {
 
 
 def series_of(path: Path) -> Series:
-    """Return the series of a path, as its name ends; `InputError` for another ending, or a missing package."""
+    """Return a path's `Series`."""
     kind = _KINDS.get(path.suffix.lower())
     if kind is None:
         raise InputError(f"path: got {str(path)!r}, expected a name that ends with one of {', '.join(_KINDS)}")

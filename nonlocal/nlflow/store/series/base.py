@@ -1,4 +1,4 @@
-"""The contract of a file that grows, and what its frames look like."""
+"""What all series share."""
 
 from __future__ import annotations
 
@@ -31,10 +31,7 @@ _SPARE = 2**20  # bytes that are left free on a disk
 
 @dataclass(frozen=True)
 class Layout:
-    """What the frames of a run look like.
-
-    `coordinates` are positions along the axes, as (axes, values, attributes).
-    """
+    """What frames look like; `coordinates` are positions along the axes, as (axes, values, attributes)."""
 
     domain: Domain
     shape: tuple[int, ...]
@@ -51,13 +48,13 @@ class Layout:
 
     @property
     def nbytes(self) -> int:
-        """Size of a frame."""
+        """A frame's bytes."""
         return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
 
 
 @dataclass(frozen=True)
 class Frame:
-    """A signal, when it was, and its energy."""
+    """A moment."""
 
     t: float
     u: NDArray[Any]
@@ -73,16 +70,16 @@ class Series(ABC):
         self.last: float | None = None
 
     def check(self, layout: Layout) -> None:  # noqa: B027  # a hook: most formats hold everything
-        """Raise `InputError` for frames that the format cannot hold."""
+        """Refuse other frames."""
 
     @property
     def places(self) -> tuple[Path, ...]:
-        """Files and folders that are written."""
+        """What is written."""
         return (self.path,)
 
     @abstractmethod
     def create(self, layout: Layout) -> None:
-        """Make a file without frames."""
+        """Begin without frames."""
 
     @abstractmethod
     def resume(self, layout: Layout, count: int) -> None:
@@ -90,10 +87,10 @@ class Series(ABC):
 
     @abstractmethod
     def about(self) -> dict[str, Any]:
-        """Return the ``problem`` and ``kernel`` that are in the file."""
+        """Return problem and kernel."""
 
     def is_of(self, layout: Layout) -> bool:
-        """Whether there is a file of the same problem."""
+        """Compare the problem."""
         try:
             with reading(self.path):
                 about = self.about()
@@ -112,10 +109,10 @@ class Series(ABC):
         """Add a frame."""
 
     def close(self) -> None:  # noqa: B027  # a hook
-        """Leave nothing but the file."""
+        """Tidy up."""
 
     def append(self, frame: Frame) -> None:
-        """Add a frame; `FileFormatError` where it cannot be written."""
+        """Add a frame."""
         with writing(self.path):
             needed, free = 2 * frame.u.nbytes + _SPARE, shutil.disk_usage(self.path.absolute().parent).free
             if free < needed:
@@ -144,7 +141,7 @@ class Series(ABC):
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Let errors of writing name the file."""
+    """Name the file."""
     try:
         yield
     except FileFormatError:
@@ -159,7 +156,7 @@ def writing(path: Path) -> Iterator[None]:
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Let errors of reading name the file."""
+    """Name the file."""
     try:
         yield
     except FileFormatError:
@@ -171,12 +168,12 @@ def reading(path: Path) -> Iterator[None]:
 
 
 def described(path: Path) -> str:
-    """Return the text of a description; `ValueError` for one that is longer than any."""
+    """Return a description's text."""
     if path.stat().st_size > _LONGEST:
         raise ValueError(f"{path.name} has more than {format_bytes(_LONGEST)}")
     return path.read_text(encoding="utf-8")
 
 
 def missing(package: str, extra: str, path: Path) -> MissingPackageError:
-    """Return the error of a missing package."""
+    """Describe a missing package."""
     return not_installed(f"path: {str(path)!r}", package, extra)

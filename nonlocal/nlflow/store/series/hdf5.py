@@ -1,4 +1,4 @@
-"""Frames in HDF5, with the named axes of netCDF 4."""
+"""Frames in HDF5."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _INDEX = 2**18  # bytes by which all but the frames may grow with one of them
 
 
 class Hdf5Series(Series):
-    """Frames in an HDF5 file.
+    """Frames with the named axes of netCDF 4.
 
     HDF5 has no journal: who is killed while it writes leaves a file that cannot be opened. So a frame goes into a
-    second file, which then takes the name, and the disk holds all frames twice as long as the run goes on.
+    second file, which then takes the name.
     """
 
     def __init__(self, path: Path) -> None:
@@ -50,7 +50,7 @@ class Hdf5Series(Series):
         self.count, self.last = 0, None
 
     def resume(self, layout: Layout, count: int) -> None:
-        """Go on after `count` frames."""
+        """See `Series.resume`."""
         with reading(self.path), self._h5py.File(self.path, "r") as file:
             for name in ("u", "t", "energy"):
                 if not isinstance(file.get(name, getlink=True), self._h5py.HardLink):
@@ -121,7 +121,7 @@ class Hdf5Series(Series):
         self._other, self._lacks = None, []
 
     def close(self) -> None:
-        """Remove the second file."""
+        """See `Series.close`."""
         self._work.close()
         self._place, self._other, self._lacks = None, None, []
 

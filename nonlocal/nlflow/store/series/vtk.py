@@ -1,4 +1,4 @@
-"""Frames for ParaView and other programs of VTK (VTK file formats, docs.vtk.org)."""
+"""Frames for VTK."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _HEAD = f'<?xml version="1.0"?>\n<VTKFile type="%s" version="1.0" byte_order="{_
 
 
 class VtkSeries(Series):
-    """Frames in the folder ``run.vtk/``, beside their list ``run.pvd``."""
+    """Frames in the folder ``run.vtk/``, beside their list ``run.pvd`` (VTK file formats, docs.vtk.org)."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
@@ -39,7 +39,7 @@ class VtkSeries(Series):
         return self.path, self.folder
 
     def check(self, layout: Layout) -> None:
-        """Raise `InputError` for batches, and for more than three dimensions."""
+        """See `Series.check`."""
         domain = layout.domain
         dimensions = 0 if domain.leading else len(domain.shape) if isinstance(domain, Grid) else domain.nodes.shape[1]
         if not 1 <= dimensions <= 3:
@@ -58,7 +58,7 @@ class VtkSeries(Series):
             self._list()
 
     def resume(self, layout: Layout, count: int) -> None:
-        """Go on after `count` frames."""
+        """See `Series.resume`."""
         with reading(self.path):
             times = _listed(self.path)
             self._continue(layout, len(times), count, lambda k: float(times[k]))
@@ -75,7 +75,7 @@ class VtkSeries(Series):
 
     def _append(self, frame: Frame) -> None:
         assert self._layout is not None  # created or resumed
-        write_vtk(self._place(self.count), self._layout, frame)
+        _write_vtk(self._place(self.count), self._layout, frame)
         self._times.append(repr(frame.t))
         try:
             self._list()
@@ -110,7 +110,7 @@ def _listed(path: Path) -> list[str]:
     return [entry.attrib["timestep"] for entry in root.iter("DataSet")]
 
 
-def write_vtk(path: Path, layout: Layout, frame: Frame) -> None:
+def _write_vtk(path: Path, layout: Layout, frame: Frame) -> None:
     """Write one frame: image data for a grid, points for scattered nodes."""
     blocks: list[NDArray[Any]] = []
 

@@ -1,4 +1,4 @@
-"""Frames in a zarr store (format 3), one chunk a frame."""
+"""Frames in zarr."""
 
 from __future__ import annotations
 
@@ -19,10 +19,9 @@ _GROWING = ("u", "t", "energy")
 
 
 class ZarrSeries(Series):
-    """Frames in a zarr store.
+    """Frames in a store of format 3, one chunk a frame.
 
-    A frame is added by files alone: its chunk, the times, and last the new length, so that a store never tells of a
-    frame that is not there.
+    The new length is written last, so that a store never tells of a frame that is not there.
     """
 
     def __init__(self, path: Path) -> None:
@@ -49,7 +48,7 @@ class ZarrSeries(Series):
         self._rows = {name: np.zeros(_ROWS) for name in _GROWING[1:]}
 
     def resume(self, layout: Layout, count: int) -> None:
-        """Go on after `count` frames."""
+        """See `Series.resume`."""
         with reading(self.path):
             arrays = self._root()["consolidated_metadata"]["metadata"]
             self._continue(layout, min(arrays[name]["shape"][0] for name in _GROWING), count, self._time)
