@@ -1,4 +1,4 @@
-"""Values that a signal has at some nodes, exactly: Dirichlet and volume constraints."""
+"""Values that a signal has at some nodes: Dirichlet and volume constraints."""
 
 from __future__ import annotations
 
@@ -43,18 +43,17 @@ def count_arguments(
 
 @underflowing
 class Constraint:
-    """Values that a signal has at some nodes at all times, exactly; the other nodes are free.
+    """Values that a signal has at some nodes at all times; the other nodes are free.
 
-    A volume constraint in the sense of nonlocal calculus (Du, Gunzburger, Lehoucq and Zhou 2012, doi
-    10.1137/110833294); on a graph the Dirichlet condition. Flows move the free nodes alone, and minimizers are those
-    among the signals with these values.
+    A volume constraint of nonlocal calculus (Du, Gunzburger, Lehoucq and Zhou 2012, doi 10.1137/110833294); on a graph
+    the Dirichlet condition.
 
     Parameters
     ----------
     nodes : array of bool of shape ``domain.shape``, or array of int
         Where the values are given: a mask, or the numbers of M nodes in the order of ``domain.nodes``, each once.
     values : float, array or callable
-        One number; an array of shape (M,) or (M, D), in the order of `nodes` (that of the nodes for a mask); or one
+        One number; an array of shape (M,) or (M, D), in the order of `nodes` (that of the domain for a mask); or one
         shaped like the signal, of which the constrained nodes count. A callable of t, or of t and the constrained
         nodes x of shape (M, m), returns one of these. They are rounded to the dtype of the signal.
 
@@ -68,9 +67,8 @@ class Constraint:
 
     Notes
     -----
-    Values that depend on time are a source for the free nodes. Integrators keep their order for steps that are short
-    beside 1 / rho, rho being the bound of A; longer steps of stiff flows have a lower one (Hochbruck and Ostermann
-    2005, doi 10.1137/040611434).
+    Where values depend on time, steps that are long beside 1 / rho, rho being the bound of A, have a lower order
+    (Hochbruck and Ostermann 2005, doi 10.1137/040611434).
 
     Examples
     --------
@@ -141,7 +139,7 @@ class Held:
         return len(self._order)
 
     def zeros(self, affinity: Affinity) -> Array:
-        """Return a signal of zeros with the channels and the dtype of the values."""
+        """Return zeros with the channels and dtype of the values."""
         if self.timed:
             raise InputError("constraint: got values that depend on time, expected those of one moment for a minimizer")
         values, shape = self._given.values, self.mask.shape
@@ -151,7 +149,7 @@ class Held:
         return signal.astype(dtype) if is_numpy(signal) and affinity.dtype is None else signal
 
     def at(self, t: float, like: Array) -> Array:
-        """Return a signal like `like` with the values at time t, 0 at free nodes; raise where they do not fit."""
+        """Return a signal like `like` with the values at time t, 0 at free nodes."""
         key = (t if self.timed else 0.0, tuple(like.shape), str(like.dtype), str(getattr(like, "device", "")))
         if self._kept is None or self._kept[0] != key:
             self._kept = (key, self._formed(t, like))
@@ -164,11 +162,11 @@ class Held:
         return u if is_numpy(u) and np.array_equal(result, u) else result
 
     def values_of(self, u: Array) -> Array:
-        """Return `u` with 0 at the free nodes."""
+        """Zero the free nodes."""
         return namespace(u).where(self._mask(u), u, 0 * u)
 
     def free(self, v: Array) -> Array:
-        """Return `v` with 0 at the constrained nodes."""
+        """Zero the constrained nodes."""
         return namespace(v).where(self._mask(v), v.dtype.type(0) if is_numpy(v) else 0 * v, v)
 
     def given(self) -> list[Any]:

@@ -1,14 +1,4 @@
-"""The functionals J and E: value, gradient and minimizer, from averages and degrees alone.
-
-With d, P and L = D (I - P) taken from the symmetrized affinity K = k + k^T (arXiv 2312.00751, eq. 5-8 and 30-31)::
-
-    J(u) = 1/2 sum_ij w_i w_j k_ij |u_i - u_j|^2  =  1/2 sum_i w_i d_i u_i . (u_i - (Pu)_i)
-    E(u) = J(u) + 1/2 sum_i m_i lambda_i |u_i - f_i|^2
-
-The measure m of the fidelity is w (``measure='l2'``, fidelity lambda) or w d (``measure='degree'``, fidelity
-lambda~ = lambda / d, the constant of a NeuTRENO layer). In place of lambda_i there may be a symmetric positive
-semidefinite matrix Lambda_i, which weighs the channels of u_i - f_i (`nlflow.functionals.fidelity`).
-"""
+"""The functionals J and E, computed from the averages P u and degrees d of K = k + k^T."""
 
 from __future__ import annotations
 
@@ -80,7 +70,7 @@ class J:
         self.affinity = affinity.symmetrized()
 
     def with_affinity(self, affinity: Affinity) -> J:
-        """Return the same functional with another affinity of k (an evolving kernel)."""
+        """Return the functional of another affinity of k."""
         return type(self)(affinity)
 
     def _form(self, u: Array, average: Array | None, unit: Array | float) -> Array:
@@ -114,7 +104,7 @@ class J:
         return math.exp(exponent)
 
     def value(self, u: Array, *, normalize: bool = False, average: Array | None = None) -> float:
-        """Return the functional's value.
+        """Return the functional's value, at the cost of one average.
 
         Parameters
         ----------
@@ -122,12 +112,14 @@ class J:
         normalize : bool
             Divide by sum_i w_i d_i, which keeps the value in range for large logits.
         average : array, optional
-            Pu, where it is known already; saves the one average that the value costs.
+            Pu, where it is known already.
 
         Raises
         ------
         NumericalError
-            When the value overflows; `InputError` for a wrong shape, NaN or infinity.
+            When the value overflows.
+        InputError
+            For a wrong shape, NaN or infinity.
         """
         u = self.affinity.check_signal("u", u)
         if average is not None:
@@ -139,7 +131,7 @@ class J:
         return value
 
     def pending(self, u: Array, *, normalize: bool = False, average: Array | None = None) -> Pending:
-        """Return the value at a signal that `value` would take, as a number that may still lie on a device."""
+        """Return the value as a number that may still lie on a device."""
         unit = unit_of(u)
 
         def formed(unit: float, form: float, *total: float) -> float:
@@ -148,9 +140,9 @@ class J:
         return Pending(formed, unit, self._form(u, average, unit), *self.affinity.total_parts())
 
     def gradient(self, u: Array, metric: str | Metric = "l2", *, average: Array | None = None) -> Array:
-        """Return the gradient in a metric: Lu (``l2``) or u - Pu (``degree``), plus the fidelity's part.
+        """Return the gradient of J in a metric, Lu (``l2``) or u - Pu (``degree``), at the cost of one average.
 
-        In the inner product sum_i w_i a_i . b_i, or sum_i w_i d_i a_i . b_i. One average, unless it is given.
+        In the inner product sum_i w_i a_i . b_i, or sum_i w_i d_i a_i . b_i. A `ConservedMetric` takes more averages.
         """
         inner = as_metric(metric)
         u = self.affinity.check_signal("u", u)
@@ -170,7 +162,7 @@ class J:
     def value_and_gradient(
         self, u: Array, metric: str | Metric = "l2", *, normalize: bool = False
     ) -> tuple[float, Array]:
-        """Return the functional's value and its gradient, from one average; see `value` and `gradient`."""
+        """Return value and gradient, which share an average."""
         average = self.affinity.average(u)
         return self.value(u, normalize=normalize, average=average), self.gradient(u, metric, average=average)
 
@@ -185,14 +177,12 @@ class J:
     ) -> Minimizer:
         """Return the minimizer of J among the signals with the values of a constraint, the harmonic extension.
 
-        (Pu)_i = u_i at free nodes, so each value lies between those of the constraint. Arguments as those of
-        `E.minimizer`; there is no transform.
+        (Pu)_i = u_i at free nodes. Arguments as those of `E.minimizer`, without ``preconditioner="transform"``.
 
         Raises
         ------
         InputError
-            Without a constraint, when every constant is a minimizer; for values that depend on time; where a part of
-            the domain sees no constrained node.
+            Without a constraint; for values that depend on time; where a part of the domain sees no constrained node.
         """
         held = as_constraint(self.affinity, constraint)
         if held is None:
@@ -217,18 +207,17 @@ class J:
     ) -> Minimizer:
         """Return the potential u of a source s, Lu = s (Poisson's equation).
 
-        The minimizer of J(u) - sum_i w_i s_i . u_i: without a constraint the one with mean 0 in the degree measure, the
-        limit of the minimizers of E in that measure with f = s / (d lambda~) as lambda~ falls to 0. On a graph of
-        several connected components source and potential have mean 0 on each.
+        Without a constraint the one with mean 0 in the degree measure, on each connected component where these are
+        known.
 
         Parameters
         ----------
         source : array of shape ``domain.shape`` or ``domain.shape + (D,)``
             s, with sum_i w_i s_i = 0 on each component, if there is no constraint.
         constraint : Constraint, optional
-            Values that u has at some nodes, exactly; there s has no part.
+            Values that u has at some nodes; there s has no part.
         rtol, maxiter, start, preconditioner
-            See `E.minimizer`; there is no transform.
+            See `E.minimizer`; there is no ``transform``.
 
         Raises
         ------
@@ -260,13 +249,13 @@ class J:
         }
 
     def fidelity_in(self, metric: str | Metric) -> Fidelity | None:
-        """Return the fidelity's operator in the gradient for a metric; None for J."""
+        """See `E.fidelity_in`."""
         as_metric(metric)
         return None
 
     @property
     def observed(self) -> Array | None:
-        """The signal that the fidelity draws to; None for J."""
+        """None for J."""
         return None
 
 
@@ -285,13 +274,11 @@ class E(J):
     observed : array of shape ``domain.shape`` or ``domain.shape + (D,)``
         The signal f.
     fidelity : float, or array of shape ``domain.shape`` or ``domain.shape + (D, D)``
-        lambda >= 0 (``measure='l2'``) or lambda~ >= 0 (``measure='degree'``); 0 where data is missing (inpainting). Or
-        a symmetric positive semidefinite matrix for each node, node axes of length 1 being shared by nodes
-        (`nlflow.functionals.fidelity.MatrixFidelity`, which is taken too and saves the eigenvectors).
+        lambda >= 0 (``measure='l2'``) or lambda~ >= 0 (``measure='degree'``); 0 where data is missing. Or a symmetric
+        positive semidefinite matrix for each node; node axes of length 1 are shared.
     measure : {'l2', 'degree'}
-        Whether the fidelity is weighted by w or by w d. In the degree metric the second gives a constant lambda~, as in
-        a NeuTRENO layer. d is the degree of K = k + k^T, ``functional.affinity.degree``: for a symmetric k twice the
-        ``degree`` of the affinity that is given.
+        The weight m: w, or w d. d is the degree of K = k + k^T, ``functional.affinity.degree``: for a symmetric k twice
+        that of the affinity that is given. In the degree metric ``degree`` gives the lambda~ of a NeuTRENO layer.
 
     Raises
     ------
@@ -309,11 +296,11 @@ class E(J):
         self._fidelity = as_fidelity(fidelity, self._observed, self.affinity)
 
     def with_affinity(self, affinity: Affinity) -> E:
-        """Return the same functional with another affinity of k (an evolving kernel)."""
+        """See `J.with_affinity`."""
         return E(affinity, self._observed, self._fidelity, measure=self.measure)
 
     def with_observed(self, observed: Array) -> E:
-        """Return the same functional with another signal f of the same shape and dtype."""
+        """Return the same functional with another f of the same shape and dtype."""
         result = copy.copy(self)
         signal = check_shape("observed", self.affinity.check_signal("observed", observed), self._observed)
         same_kind("observed", signal, self._observed)
@@ -322,21 +309,21 @@ class E(J):
 
     @property
     def tracked(self) -> bool:
-        """Whether something that it is made of asks for a gradient."""
+        """Whether something that it is made of requires a gradient."""
         return self.affinity.tracked or self._fidelity.tracked or getattr(self._observed, "requires_grad", False)
 
     @property
     def fidelity(self) -> Array | float:
-        """What multiplies the misfit: a number, one for each node, or a matrix for each node."""
+        """A number, one for each node, or a matrix for each node."""
         return self._fidelity.stated(self._observed)
 
     @property
     def observed(self) -> Array:
-        """The signal f that the fidelity draws to."""
+        """The signal f."""
         return self._observed
 
     def fidelity_in(self, metric: str | Metric) -> Fidelity:
-        """Return the fidelity's operator in the gradient for a metric: lambda, lambda / d, lambda~ d or lambda~."""
+        """Return the fidelity's operator in the gradient for a metric."""
         measure = as_metric(metric).measure
         if measure == self.measure:
             return self._fidelity
@@ -345,12 +332,12 @@ class E(J):
         return checked_method(self._fidelity, "over_degree", self.affinity.log_degree, self._observed)
 
     def value(self, u: Array, *, normalize: bool = False, average: Array | None = None) -> float:
-        """Return the functional's value; see `J.value`."""
+        """See `J.value`."""
         u = check_shape("u", self.affinity.check_signal("u", u), self._observed)
         return super().value(u, normalize=normalize, average=average)
 
     def pending(self, u: Array, *, normalize: bool = False, average: Array | None = None) -> Pending:
-        """Return the value as a number that may still lie on a device; see `J.pending`."""
+        """See `J.pending`."""
         xp = namespace(u)
         unit = unit_of(u, self._observed)
         misfit = u / unit - self._observed / unit
@@ -380,7 +367,7 @@ class E(J):
         return self._scaled(dirichlet, normalize, unit, total) + _product(fidelity, unit)
 
     def gradient(self, u: Array, metric: str | Metric = "l2", *, average: Array | None = None) -> Array:
-        """Return the gradient in a metric; see `J.gradient`."""
+        """See `J.gradient`."""
         dirichlet = super().gradient(u, metric, average=average)
         check_shape("u", u, self._observed)
         with np.errstate(over="ignore", invalid="ignore"):  # found out in what comes of it
@@ -399,47 +386,39 @@ class E(J):
     ) -> Minimizer:
         """Return the minimizer u*, (L + lambda) u* = lambda f, by preconditioned conjugate gradients.
 
-        One average an iteration. Where the fidelity is 0 the minimizer interpolates. On a part of the domain that sees
-        no node with a fidelity > 0 every constant is as good: u is one of them, and its error has no bound.
+        One average an iteration. On a part of the domain that sees no node with a fidelity > 0 every constant is as
+        good: u is one of them, and its error has no bound.
 
         Parameters
         ----------
         constraint : Constraint, optional
-            Values that the minimizer has at some nodes, exactly; then the fidelity may be 0 everywhere.
+            Values that the minimizer has at some nodes; then the fidelity may be 0 everywhere.
         rtol : float, optional
             Residual relative to the right-hand side, rows over 1 + lambda~; 1e-10 in float64 and 1e-5 in float32 by
-            default. For `success` the error has to be within 10^4 rtol as well; see `Minimizer`.
+            default. See `Minimizer` for what `success` asks beside.
         maxiter : int
         start : array, optional
             First guess; f by default, or a constant for a transform.
         preconditioner : {'auto', 'diagonal', 'transform', 'multigrid', 'graph', 'sweeps', 'direct'}
             The message tells which one was used.
 
-            - ``diagonal``: that of the fidelity, at no cost; where the fidelity is uniform at most about
-              sqrt((2 + lambda~) / lambda~) / 2 log(2 / rtol) iterations.
-            - ``transform``: the Fourier or cosine transform that diagonalizes P, for position kernels on periodic and
-              reflecting grids; one or two iterations where lambda~ is uniform.
-            - ``multigrid``: for stencils and graphs of NumPy features.
-            - ``auto``: the transform where lambda~ > 0 varies by a factor of 4 at most and more than a few iterations
-              are saved; otherwise the diagonal, and multigrid from where it is expected to be quicker than going on.
-            - ``direct``: for a given symmetric graph the factors of sparse elimination; without a fidelity they are
-              kept with the graph. For dense affinities without a constraint Cholesky's method, N^3 / 3 operations;
-              where f >= 0 each entry of u keeps its digits, however small it is beside the others (unless P_ii is so
-              near to 1 that rounding hides lambda~, which is no success then).
-            - ``sweeps``: for a given symmetric graph conjugate gradients of their own, compiled and in float32, with
-              Gauss-Seidel sweeps.
-            - ``graph``: up to 2048 nodes ``direct``, where no digits are lost, else ``sweeps``, then multigrid as in
-              ``auto``.
+            - ``auto``: chosen among the next three
+            - ``diagonal``: that of the fidelity, at no cost
+            - ``transform``: the Fourier or cosine transform, for position kernels on periodic and reflecting grids
+            - ``multigrid``: for stencils and graphs of NumPy features
+            - ``direct``: sparse elimination for a symmetric graph of edges; without a constraint also Cholesky's method
+              for dense affinities, N^3 / 3 operations
+            - ``sweeps``: Gauss-Seidel sweeps in float32, for a symmetric graph of edges
+            - ``graph``: up to 2048 nodes ``direct`` where it loses no digits, else ``sweeps``, then multigrid
 
         Raises
         ------
         InputError
-            When the fidelity is 0 everywhere and there is no constraint: then every constant is a minimizer; for a
-            preconditioner that does not exist for this functional; with a constraint where a part of the domain sees
-            neither a constrained node nor one with a fidelity > 0.
+            Where every constant is a minimizer; for a preconditioner that does not exist for this functional; with a
+            constraint where a part of the domain sees neither a constrained node nor one with a fidelity > 0.
         MemoryLimitError
-            For multigrid and for ``direct``, when they are asked for and their set-up would pass the limit: half of the
-            memory, or ``NLFLOW_MEMORY_LIMIT``.
+            When ``multigrid`` or ``direct`` is asked for and its set-up would pass the limit: half of the memory, or
+            ``NLFLOW_MEMORY_LIMIT``.
         """
         f = self._observed
         check_untracked("observed, fidelity or features", self.tracked, "nlflow.flows.derivatives.minimizer")
@@ -463,7 +442,7 @@ class E(J):
 
 
 def check_shape(name: str, signal: Array, observed: Array) -> Array:
-    """Return a signal if it has the shape of the observed one, or raise `InputError`."""
+    """Return a signal of the observed shape, or raise `InputError`."""
     if tuple(signal.shape) != tuple(observed.shape):
         raise InputError(
             f"{name}: got shape {tuple(signal.shape)}, expected {tuple(observed.shape)}, that of the observed signal"

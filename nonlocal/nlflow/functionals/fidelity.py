@@ -1,8 +1,4 @@
-"""Fidelity operators: what draws a signal to the observed one, by a number or by a matrix at each node.
-
-In the gradient it is the operator Lambda of Lambda (u - f), in the functional the form
-1/2 sum_i m_i (u_i - f_i)^T Lambda_i (u_i - f_i).
-"""
+"""Fidelity operators Lambda, which draw a signal to the observed one by a number or a matrix at each node."""
 
 from __future__ import annotations
 
@@ -22,34 +18,28 @@ from nlflow.errors import InputError, NlflowError, NumericalError, check_array, 
 
 
 class Fidelity(ABC):
-    """Contract of a fidelity operator Lambda: at each node symmetric and positive semidefinite.
+    """Contract of a fidelity operator Lambda, which `nlflow.testing.check_fidelity` checks.
 
-    Signals that it gets may hold several vectors of `width` channels side by side in their last axis.
-
-    A subclass defines the abstract methods, and `width` where it mixes channels. `nlflow.testing.check_fidelity` checks
-    them.
+    Signals may hold several vectors of `width` channels side by side in their last axis.
     """
 
     @property
     def width(self) -> int:
-        """How many channels it mixes; 1 where each channel is a problem of its own."""
+        """How many channels it mixes."""
         return 1
 
     @property
     def uniform(self) -> float | None:
-        """The number that it multiplies by, where that is known to be one for all nodes and channels."""
+        """The number where one is for all."""
         return None
 
     @property
     def tracked(self) -> bool:
-        """Whether what it is made of asks for a gradient."""
+        """Whether something that it is made of requires a gradient."""
         return any(getattr(value, "requires_grad", False) for value in vars(self).values())
 
     def stated(self, like: Array) -> Array | float:
-        """Return what it multiplies by: one number, one for each node, or a matrix for each node.
-
-        By default what `times` makes of unit vectors, O(N D^2) memory; `like` is a signal.
-        """
+        """Return a number, one for each node, or a matrix for each node."""
         xp, width = namespace(like), self.width
         if width == 1:
             return self.times(xp.ones_like(like))
@@ -75,39 +65,30 @@ class Fidelity(ABC):
 
     @abstractmethod
     def scaled(self, factor: Array | float) -> Fidelity:
-        """Return factor Lambda, the factor being one number or one for each node."""
+        """Return factor Lambda; the factor is a number or one for each node."""
 
     @abstractmethod
     def over_degree(self, log_degree: Array, like: Array) -> Fidelity:
-        """Return Lambda / d in the precision of `like`, formed in log space and exactly 0 where Lambda is.
-
-        Raises
-        ------
-        NumericalError
-            When it overflows.
-        """
+        """Return Lambda / d in the precision of `like`, 0 where Lambda is; `NumericalError` when it overflows."""
 
     @abstractmethod
     def centre(self, f: Array, measure: Array, axes: tuple[int, ...]) -> Array:
-        """Return the constant c with sum_i m_i Lambda_i (f_i - c) = 0, broadcastable to f; float64.
-
-        The minimizer of E tends to it as Lambda tends to 0. `measure` has the axes of `f`, `axes` are those of nodes.
-        """
+        """Return the constant c with sum_i m_i Lambda_i (f_i - c) = 0, float64; `axes` are those of nodes."""
 
 
 @dataclass(frozen=True)
 class NodeFidelity(Fidelity):
-    """A fidelity operator that multiplies each node's vector by one number, the same for all or one for each node."""
+    """A fidelity of one number, or of one for each node."""
 
     values: Array | float
 
     @property
     def uniform(self) -> float | None:
-        """The number that it multiplies by; None for one for each node."""
+        """The number, or None."""
         return self.values if isinstance(self.values, float) else None
 
     def stated(self, like: Array) -> Array | float:
-        """Return the numbers; see `Fidelity.stated`."""
+        """Return the numbers."""
         del like
         return self.values
 
@@ -116,22 +97,22 @@ class NodeFidelity(Fidelity):
         return over_channels(self.values, v) * v
 
     def damped(self, v: Array, step: float) -> Array:
-        """Return (I + step Lambda)^-1 v."""
+        """See `Fidelity.damped`."""
         return v / (over_channels(self.values, v) * step + 1)
 
     def bounds(self) -> tuple[float, float]:
-        """Return the smallest and the largest eigenvalue."""
+        """See `Fidelity.bounds`."""
         if isinstance(self.values, float):
             return self.values, self.values
         xp = namespace(self.values)
         return scalar(xp.min(self.values)), scalar(xp.max(self.values))
 
     def scaled(self, factor: Array | float) -> NodeFidelity:
-        """Return factor Lambda; see `Fidelity.scaled`."""
+        """Return factor Lambda."""
         return NodeFidelity(factor * self.values)
 
     def over_degree(self, log_degree: Array, like: Array) -> NodeFidelity:
-        """Return Lambda / d; see `Fidelity.over_degree`."""
+        """See `Fidelity.over_degree`."""
         xp = namespace(like)
         log_degree = xp.astype(log_degree, xp.float64)
         given = self.values + 0 * log_degree
@@ -144,7 +125,7 @@ class NodeFidelity(Fidelity):
         return NodeFidelity(xp.astype(ratio, like.dtype))
 
     def centre(self, f: Array, measure: Array, axes: tuple[int, ...]) -> Array:
-        """Return the constant that f is centred by, a mean of f for each channel; see `Fidelity.centre`."""
+        """See `Fidelity.centre`."""
         xp = namespace(f)
         weight = self.times(xp.ones_like(f)) * measure
         total = xp.sum(weight * f, axis=axes, keepdims=True, dtype=xp.float64)
@@ -152,7 +133,7 @@ class NodeFidelity(Fidelity):
 
 
 def checked_method(fidelity: Fidelity, method: str, *arguments: Any) -> Fidelity:
-    """Return the fidelity that a method makes of another, or raise `InputError` where a class of one's own has none."""
+    """Return what a method of a fidelity returns, or raise `InputError`."""
     try:
         made = getattr(fidelity, method)(*arguments)
     except NlflowError:
@@ -169,7 +150,7 @@ def checked_method(fidelity: Fidelity, method: str, *arguments: Any) -> Fidelity
 
 
 def check_exponent(exponent: float, like: Array) -> None:
-    """Raise `NumericalError` when the exponential of a fidelity over a degree overflows."""
+    """Raise `NumericalError` when a fidelity over a degree overflows."""
     if exponent > math.log(float(namespace(like).finfo(like.dtype).max)):
         raise NumericalError(
             "degree: so small at some node that fidelity / degree overflows; use measure='degree', or scale the "
@@ -178,30 +159,25 @@ def check_exponent(exponent: float, like: Array) -> None:
 
 
 class MatrixFidelity(Fidelity):
-    """A fidelity operator that multiplies each node's vector by a symmetric positive semidefinite matrix.
-
-    With patches as tokens and the matrix C / sigma^2 of their covariance, a semi-implicit step of length 1 of the flow
-    of E in the metric of degrees is the local Wiener filter.
+    """A fidelity of a symmetric positive semidefinite matrix for each node.
 
     Parameters
     ----------
     values : array of shape ``domain.shape + (D, D)``
-        Node axes of length 1 are broadcast: ``(G, 1, D, D)`` is one matrix for each group of nodes.
+        Node axes of length 1 are shared: ``(G, 1, D, D)`` is one matrix for each group of nodes.
     dtype : dtype, optional
         Precision to compute in; that of the values by default.
 
     Raises
     ------
     InputError
-        For a matrix that is not square, not symmetric or not positive semidefinite (beyond rounding), NaN or infinity.
+        For matrices that are not symmetric positive semidefinite (beyond rounding), NaN or infinity.
     MemoryLimitError
         When the matrices and their eigenvectors would pass the limit.
 
     Notes
     -----
-    The eigenvectors are computed once, O(D^3) for each matrix; `times` and `damped` cost O(D^2) for each vector, of
-    which a signal may hold several side by side. Matrices may be tensors that require a gradient, which then is a
-    symmetric matrix too.
+    The eigenvectors are computed once, O(D^3) for each matrix; `times` and `damped` cost O(D^2) for each vector.
     """
 
     def __init__(self, values: Any, dtype: Any = None) -> None:
@@ -242,22 +218,22 @@ class MatrixFidelity(Fidelity):
 
     @property
     def values(self) -> Array:
-        """The matrices, shape ``domain.shape + (D, D)`` with axes of length 1 where nodes share them."""
+        """The matrices, with shared axes of length 1."""
         return self._matrices if isinstance(self._scale, float) and self._scale == 1 else self._of_nodes(self._matrices)
 
     def stated(self, like: Array) -> Array:
-        """Return the matrices; see `Fidelity.stated`."""
+        """Return the matrices."""
         del like
         return self.values
 
     @property
     def width(self) -> int:
-        """D, the number of channels that the matrices mix."""
+        """D, the number of channels."""
         return int(self._matrices.shape[-1])
 
     @property
     def nodes(self) -> tuple[int, ...]:
-        """Node axes of the matrices, with 1 where nodes share them."""
+        """Their node axes."""
         return tuple(self._matrices.shape[:-2])
 
     def times(self, v: Array) -> Array:
@@ -266,34 +242,34 @@ class MatrixFidelity(Fidelity):
         return xp.reshape(self._scale_rows(v) * (self._rows(v) @ self._shared(self._matrices)), v.shape)
 
     def damped(self, v: Array, step: float) -> Array:
-        """Return (I + step Lambda)^-1 v."""
+        """See `Fidelity.damped`."""
         if self._learnt:
             return self._solve(v, step)
         strength = step * self._strengths(v)
         return self._in_eigenvectors(v, 1 / (1 + strength))
 
     def implicit_step(self, v: Array, observed: Array, step: float) -> Array:
-        """Return v + step Lambda (I + step Lambda)^-1 (f - v), the implicit step without its cancellation."""
+        """Return v + step Lambda (I + step Lambda)^-1 (f - v), which does not cancel."""
         if self._learnt:
             return v + self._solve(step * self.times(observed - v), step)
         strength = step * self._strengths(v)
         return v + self._in_eigenvectors(observed - v, strength / (1 + strength))
 
     def bounds(self) -> tuple[float, float]:
-        """Return the smallest and the largest eigenvalue."""
+        """See `Fidelity.bounds`."""
         xp = namespace(self._eigenvalues)
         low = self._scale * xp.min(self._eigenvalues, axis=-1)
         high = self._scale * xp.max(self._eigenvalues, axis=-1)
         return scalar(xp.min(low)), scalar(xp.max(high))
 
     def scaled(self, factor: Array | float) -> Self:
-        """Return factor Lambda; see `Fidelity.scaled`. Shares the eigenvectors."""
+        """See `Fidelity.scaled`."""
         result = copy.copy(self)
         result._scale = self._scale * factor
         return result
 
     def over_degree(self, log_degree: Array, like: Array) -> Self:
-        """Return Lambda / d; see `Fidelity.over_degree`."""
+        """See `Fidelity.over_degree`."""
         xp = namespace(like)
         log_degree = xp.astype(log_degree, xp.float64)
         highest = self.bounds()[1]
@@ -305,10 +281,7 @@ class MatrixFidelity(Fidelity):
         return result
 
     def centre(self, f: Array, measure: Array, axes: tuple[int, ...]) -> Array:
-        """Return the constant that f is centred by, (sum m Lambda)^-1 sum m Lambda f; see `Fidelity.centre`.
-
-        In directions in which no node has a fidelity it is the mean of f in the measure.
-        """
+        """See `Fidelity.centre`."""
         xp = namespace(f)
         mass = xp.astype(measure + 0 * f[..., :1], xp.float64)
         mean = xp.sum(mass * f, axis=axes, keepdims=True, dtype=xp.float64) / xp.sum(mass, axis=axes, keepdims=True)
@@ -322,7 +295,6 @@ class MatrixFidelity(Fidelity):
     # ---- vectors as rows, those that share a matrix together
 
     def _shared(self, per_matrix: Array) -> Array:
-        """Return an array of the matrices' node axes without those that are shared."""
         xp = namespace(per_matrix)
         own = tuple(per_matrix.shape)
         return xp.reshape(per_matrix, own[: self._split] + own[len(self.nodes) :])
@@ -357,7 +329,6 @@ class MatrixFidelity(Fidelity):
 
     @property
     def _learnt(self) -> bool:
-        """Whether derivatives with respect to the matrices are recorded."""
         return bool(getattr(self._matrices, "requires_grad", False) and sys.modules["torch"].is_grad_enabled())
 
     def _solve(self, v: Array, step: float) -> Array:
@@ -393,15 +364,7 @@ _HINT = "0 switches the term off; to hold values exactly, give a constraint=Cons
 
 
 def as_fidelity(given: Any, observed: Array, affinity: Affinity) -> Fidelity:
-    """Return a fidelity operator for an observed signal, or raise `InputError`.
-
-    Parameters
-    ----------
-    given : float, array of shape ``domain.shape`` or ``domain.shape + (D, D)``, or Fidelity
-        Matrices may have node axes of length 1, which nodes share. A `Fidelity` is taken as it is.
-    observed : array of shape ``domain.shape`` or ``domain.shape + (D,)``
-    affinity : Affinity
-    """
+    """Return a fidelity operator for an observed signal, or raise `InputError`; see `nlflow.E`."""
     shape = affinity.domain.shape
     if isinstance(given, MatrixFidelity):
         _check_matrices((*given.nodes, given.width, given.width), observed, shape)

@@ -1,4 +1,4 @@
-"""Linear forward operators A, which say what is measured of a signal, and E with one: blur, projections or samples."""
+"""Linear forward operators A, which say what is measured of a signal, and E with one."""
 
 from __future__ import annotations
 
@@ -35,30 +35,27 @@ class Forward:
     Parameters
     ----------
     operator : array of shape (M, N), sparse matrix, linear operator, or pair of functions
-        A matrix; an object with ``shape``, ``matvec`` and ``rmatvec``, such as a
-        `scipy.sparse.linalg.LinearOperator` or an operator of PyLops; or ``(apply, adjoint)``, functions of arrays of
+        A matrix; an object with ``shape``, ``matvec`` and ``rmatvec``; or ``(apply, adjoint)``, functions of arrays of
         the shapes of signal and data. Matrices and linear operators act on what ``ravel`` makes of a signal.
     shape : int or tuple of int
         Of the signals; their sizes multiply to N.
     data_shape : int or tuple of int, optional
         Of the data: (M,) for matrices and linear operators, what the function returns for functions by default.
     rtol : float, optional
-        Mismatch that the test allows. By default 6 sqrt(M + N) units of rounding of the precision that the operator
-        returns. Give one, such as 1e-5, for an operator that computes in lower precision than it returns.
+        Mismatch that the test allows; by default 6 sqrt(M + N) units of rounding of the dtype that the operator
+        returns.
 
     Raises
     ------
     InputError
-        For complex operators, sizes that do not fit, an operator that maps everything to 0, and one whose adjoint is
-        none: a wrong transpose, or functions that are not linear.
+        For complex operators, sizes that do not fit, an operator that maps everything to 0, and a wrong adjoint.
     NumericalError
         For NaN and infinity from the operator.
 
     Notes
     -----
     The test draws u and w from a normal distribution, takes v = Au / rms(Au) + w, and compares <Au, v> with <u, A'v>,
-    relative to |Au| |v| + |u| |A'v|. A part of v lies along Au, so that a wrong factor shows in full. It costs three
-    applications of A and of A'; of a pair of functions A is applied once more, for the shape of the data.
+    relative to |Au| |v| + |u| |A'v|. It costs three applications of A and of A'.
 
     Examples
     --------
@@ -125,7 +122,7 @@ class Forward:
         return self._forth(u).astype(u.dtype, copy=False)
 
     def adjoint(self, v: Array) -> Array:
-        """Return A' v in the dtype of `v`; see `apply`."""
+        """Return A' v; see `apply`."""
         return self._back(v).astype(v.dtype, copy=False)
 
     def check_data(self, data: Any) -> Array:
@@ -141,8 +138,8 @@ class Forward:
     def squared_norm(self) -> float:
         """The largest eigenvalue of A'A from below, by 30 steps of the power method.
 
-        From a random signal the method is short of it by at most 0.871 log(N) / 29 of it on average (Kuczynski and
-        Wozniakowski 1992, doi 10.1137/0613066).
+        Short of it by at most 0.871 log(N) / 29 of it on average (Kuczynski and Wozniakowski 1992, doi
+        10.1137/0613066).
         """
         u = np.random.default_rng(0).standard_normal(self.shape)
         size = 0.0
@@ -209,7 +206,7 @@ def _checked(result: Any, shape: tuple[int, ...], what: str) -> Array:
 
 
 def checked_shape(name: str, value: Any) -> tuple[int, ...]:
-    """Return a shape of sizes >= 1."""
+    """Return sizes >= 1."""
     sizes = value if isinstance(value, tuple | list) else (value,)
     try:
         shape = tuple(int(n.__index__()) for n in sizes)
@@ -222,9 +219,7 @@ def checked_shape(name: str, value: Any) -> tuple[int, ...]:
 
 @underflowing
 class EA(J):
-    r"""Nonlocal Dirichlet energy with a forward operator, E_A(u) = J(u) + |A u - f|^2 / (2 sigma^2).
-
-    Quadratic, with the gradient L u + A'(A u - f) / sigma^2 for nodes of weight 1: nonlocal Tikhonov regularization.
+    """Nonlocal Dirichlet energy with a forward operator, E_A(u) = J(u) + |A u - f|^2 / (2 sigma^2).
 
     Parameters
     ----------
@@ -244,8 +239,7 @@ class EA(J):
 
     References
     ----------
-    Gilboa and Osher 2008 (doi 10.1137/070698592); Lou, Zhang, Osher and Bertozzi 2010 (doi 10.1007/s10915-009-9320-2)
-    for deblurring and tomography with nonlocal operators.
+    Gilboa and Osher 2008 (doi 10.1137/070698592); Lou, Zhang, Osher and Bertozzi 2010 (doi 10.1007/s10915-009-9320-2).
 
     Examples
     --------
@@ -274,7 +268,7 @@ class EA(J):
         self.sigma = check_number("sigma", sigma, minimum=0, strict=True)
 
     def with_affinity(self, affinity: Affinity) -> EA:
-        """Return the same functional with another affinity of k."""
+        """See `J.with_affinity`."""
         return EA(affinity, self.data, self.forward, self.sigma)
 
     def _signal(self, u: Any) -> Array:
@@ -284,7 +278,7 @@ class EA(J):
         return np.asarray(u)
 
     def value(self, u: Array, *, normalize: bool = False, average: Array | None = None) -> float:
-        """Return the functional's value; see `nlflow.J.value`. One average and one application of A."""
+        """See `J.value`."""
         u = self._signal(u)
         misfit = (self.forward.apply(u) - self.data) / self.sigma
         half = 0.5 * float(np.sum(misfit * misfit, dtype=np.float64))
@@ -296,7 +290,7 @@ class EA(J):
         return found
 
     def gradient(self, u: Array, metric: str | Metric = "l2", *, average: Array | None = None) -> Array:
-        """Return the gradient in a metric; see `nlflow.J.gradient`. One application of A and of A' beside."""
+        """See `J.gradient`."""
         inner = as_metric(metric)
         u = self._signal(u)
         pull = self.forward.adjoint(self.forward.apply(u) - self.data) / self.sigma**2
@@ -325,8 +319,9 @@ class EA(J):
         Raises
         ------
         InputError
-            Where A maps constants to 0, so that the minimizer is one of many; `NumericalError` when the iteration
-            breaks down.
+            Where A maps a constant to 0, so that the minimizer is one of many.
+        NumericalError
+            When the iteration breaks down.
         """
         dtype = np.dtype(self.affinity.dtype or np.float64)
         ones = np.ones(self.forward.shape, dtype)
@@ -358,7 +353,7 @@ class EA(J):
 
 
 def total(a: Array, b: Array) -> Array:
-    """Return the inner product of two arrays as one system, broadcastable to them."""
+    """Return the inner product of two arrays."""
     return np.asarray(np.sum(a * b, dtype=np.float64, keepdims=True))
 
 
@@ -369,11 +364,7 @@ def _told(found: Solved, rtol: float) -> Minimizer:
 
 
 def nearest(forward: Forward, data: Array, near: Array, pull: float, rtol: float, maxiter: int) -> Minimizer:
-    """Return the minimizer u of |A u - f|^2 / 2 + pull |u - near|^2 / 2, the proximal map of a misfit.
-
-    (A'A + pull) (u - near) = A'(f - A near), by conjugate gradients from 0, with a condition number of at most 1 +
-    |A|^2 / pull.
-    """
+    """Return the minimizer u of |A u - f|^2 / 2 + pull |u - near|^2 / 2, the proximal map of a misfit."""
     check_array("near", near)
     right = forward.adjoint(data - forward.apply(near))
     found = conjugate_gradients(

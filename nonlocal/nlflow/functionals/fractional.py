@@ -41,10 +41,8 @@ _WIDTH = {1: 64, 2: 1, 3: 1}  # of the strip in nodes; on a line a wide one cost
 class Capacitance:
     """The inverse of the operator on a periodic box, corrected so that it is 0 in a strip around the domain.
 
-    With G the inverse on the box, S the strip of nodes next to the domain: G - G_S (G_SS)^-1 G_S^T (Buzbee, Dorr,
-    George and Golub 1971, doi 10.1137/0708066). Nodes whose diagonal is much larger than that of the others (`extra` is
-    what it has beside the sum of weights) belong to the strip. O(N log N + |S|^3) time; where |S| > 8192 or |S|^3 > 1e6
-    N the strip is left out.
+    With G the inverse on the box, S the strip: G - G_S (G_SS)^-1 G_S^T (Buzbee, Dorr, George and Golub 1971, doi
+    10.1137/0708066). Nodes with a large `extra` diagonal join the strip. O(N log N + |S|^3).
     """
 
     def __init__(self, region: Region, lattice: Lattice, extra: Floats) -> None:
@@ -66,7 +64,6 @@ class Capacitance:
         self._root = np.sqrt(lattice.total / (lattice.total + np.where(heavy, 0.0, extra)))
 
     def _set_strip(self, inside: NDArray[np.bool_], heavy: NDArray[np.intp], diagonal: Floats) -> None:
-        """Form the matrix of the nodes next to the domain, and of those with a large diagonal."""
         room, width = self._room, 2 * _WIDTH[inside.ndim] + 1
         box = np.pad(inside, [(room, length - n - room) for n, length in zip(inside.shape, self._lengths, strict=True)])
         strip = np.flatnonzero(ndimage.maximum_filter(box, width, mode="constant") & ~box)
@@ -87,7 +84,7 @@ class Capacitance:
 
     @property
     def size(self) -> int:
-        """Number of nodes of the strip whose matrix is used; 0 where it would be too large."""
+        """Number of nodes of the strip; 0 where it is left out."""
         return 0 if self._factor is None else len(self._strip)
 
     def _green(self, values: NDArray[Any], nodes: NDArray[np.intp]) -> NDArray[Any]:
@@ -100,7 +97,7 @@ class Capacitance:
         return np.asarray(back).reshape(-1, *values.shape[1:])
 
     def __call__(self, r: NDArray[Any]) -> NDArray[Any]:
-        """Return the preconditioned residual, of the shape and dtype of `r`, computed in double precision."""
+        """Return the preconditioned residual, computed in double precision."""
         flat = r.reshape(len(self._nodes), -1).astype(np.float64)
         root = self._root[:, None]
         image = self._green(root * flat, self._nodes)
@@ -117,9 +114,9 @@ _CLOSEST = 1e-6  # of the spacing: nodes nearer to the edge count as outside
 class FractionalLaplacian:
     """The fractional Laplacian and its kin on a grid, with values given outside the domain.
 
-    (A u)(x) = integral of (u(x) - u(y)) C |x - y|^(-m-2s) exp(-tempering |x - y|) over all y with |x - y| < horizon,
-    where u is known outside the domain. On the nodes inside A u = L u + kappa (u - f): L belongs to `affinity`, kappa
-    is the rate at which a walker is killed since it leaves the domain, and f is what it finds there.
+    (A u)(x) = integral of (u(x) - u(y)) C |x - y|^(-m-2s) exp(-tempering |x - y|) over y with |x - y| < horizon. On the
+    nodes inside A u = L u + kappa (u - f): L belongs to `affinity`, kappa is the rate at which a walker leaves the
+    domain, and f is what it finds there.
 
     Parameters
     ----------
@@ -130,20 +127,18 @@ class FractionalLaplacian:
         Order, 0 < s < 1.
     inside : array of shape ``grid.shape``, optional
         Of bool: which nodes are inside. Of float: the distance to the edge of the domain, in units of length, negative
-        outside; the edge may cross cells then. Signals are arrays of shape (N,) of the nodes inside, in C order;
-        `on_grid` returns them as pictures.
+        outside. Signals are arrays of shape (N,) of the nodes inside, in C order; see `on_grid`.
     horizon : float
         > spacing; infinite by default.
     tempering : float
         >= 0, in reciprocal units of length, and at most one over the spacing.
     scaling : {'fractional', 'local'}
-        The constant C. ``fractional``: 4^s Gamma(m/2 + s) / (pi^(m/2) |Gamma(-s)|), for which A tends to (-Laplace)^s
-        as the horizon grows and tempering falls. ``local``: twice m over the second moment, for which it tends to
-        -Laplace as the horizon tends to 0; asks for a horizon or tempering.
+        The constant C. ``fractional``: 4^s Gamma(m/2 + s) / (pi^(m/2) |Gamma(-s)|), that of (-Laplace)^s. ``local``:
+        twice m over the second moment, for which A tends to -Laplace as the horizon tends to 0; asks for a horizon or
+        tempering.
     corrected : bool, optional
-        Take the error away that sums over nodes make of dist^s near an edge. By default where the distance of nodes to
-        the edge is known: without a mask of bool. In three dimensions that is for boxes; distances ask for False there.
-        With a horizon or tempering corrections are cut where they would make kappa less than a tenth of itself.
+        Correct sums near an edge, where u is like dist^s. By default where the distance of nodes to the edge is known:
+        without a mask of bool. In three dimensions distances ask for False.
     memory_limit : float, optional
         Bytes.
 
@@ -157,16 +152,15 @@ class FractionalLaplacian:
     Raises
     ------
     InputError
-        For an order that is not in (0, 1), a horizon of at most one spacing, a mask of less than two nodes, distances
-        that are none, reflecting grids, unequal spacings, and more than three axes.
+        For an order outside of (0, 1), a horizon of at most one spacing, fewer than two nodes inside, reflecting grids,
+        unequal spacings, and more than three axes.
     MemoryLimitError
         When the transforms would pass the limit.
 
     Notes
     -----
-    Sums are O(N log N) by the Fourier transform, zero-padded. All weights are positive. For smooth u and no horizon the
-    error of A u is O(h^(4-2s)). That of a corrected solution on an interval, which is like dist^s at the edge, falls
-    with the power 1 + s of the spacing, and without a correction with its first power in the interior.
+    Sums are O(N log N) by the Fourier transform. For smooth u and no horizon the error of A u is O(h^(4-2s)). That of a
+    corrected solution on an interval, like dist^s at the edge, falls as h^(1+s).
 
     Examples
     --------
@@ -223,7 +217,6 @@ class FractionalLaplacian:
         self.killing: Floats = self._plain + self._extra
 
     def _constant(self, scaling: str) -> float:
-        """Return what multiplies the kernel in units of the spacing."""
         check_choice("scaling", scaling, ("fractional", "local"))
         h, ndim = self.grid.spacing[0], self.grid.ndim
         if scaling == "fractional":
@@ -235,7 +228,7 @@ class FractionalLaplacian:
 
     @property
     def domain(self) -> Any:
-        """The domain of signals: the grid, or the nodes inside as `Points`."""
+        """The grid, or `Points`."""
         return self.affinity.domain
 
     def apply(self, u: Array, exterior: Any = 0.0) -> NDArray[Any]:
@@ -246,7 +239,6 @@ class FractionalLaplacian:
         u : array of shape ``domain.shape`` or ``domain.shape + (D,)``
         exterior : float or array of shape ``grid.shape``
             u outside the domain. An array holds it on the nodes of the grid that are outside; it is 0 beyond the grid.
-            A torus has no outside.
 
         Raises
         ------
@@ -260,20 +252,16 @@ class FractionalLaplacian:
     def functional(self, exterior: Any = 0.0, *, rhs: Any = None) -> J:
         """Return the functional whose gradient in the L2 metric is A u - rhs: J plus a fidelity kappa.
 
-        Its gradient flow is du/dt = -A u + rhs, and its minimizer solves A u = rhs. On a torus it is J alone.
-
         Parameters
         ----------
         exterior : float or array of shape ``grid.shape``
             See `apply`.
         rhs : float or array of shape ``domain.shape``, optional
-            Where there is one kappa must be > 0 at each node.
 
         Raises
         ------
         InputError
-            For a right-hand side where the exterior is out of reach of some node: give it to `GradientFlow` as a source
-            instead.
+            For a right-hand side where kappa is 0 at some node: give it to `GradientFlow` as a source instead.
         """
         source = self._from_exterior(exterior)
         if rhs is not None:
@@ -292,8 +280,7 @@ class FractionalLaplacian:
     def solve(self, rhs: Any, exterior: Any = 0.0, *, rtol: float | None = None, maxiter: int = 1000) -> Minimizer:
         """Return u with A u = rhs inside and u = exterior outside, by preconditioned conjugate gradients.
 
-        The preconditioner (`Capacitance`) is kept, up to 512 MiB, so that further solutions are faster. On a torus the
-        transform solves at once, for the u of mean 0.
+        On a torus the u of mean 0, by the transform. The preconditioner is kept, up to 512 MiB.
 
         Parameters
         ----------
@@ -347,7 +334,6 @@ class FractionalLaplacian:
 
     @cached_property
     def _capacitance(self) -> Capacitance:
-        """The preconditioner, kept for further right-hand sides: a third to a half of a solution is its set-up."""
         return Capacitance(self._region, self._lattice, self._extra)
 
     def on_grid(self, u: Array, outside: float = math.nan) -> NDArray[Any]:

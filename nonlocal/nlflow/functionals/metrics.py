@@ -1,4 +1,4 @@
-"""Metrics: the inner products in which gradients are taken, and all that flows, spectra and limits ask of one."""
+"""Metrics: the inner products in which gradients are taken."""
 
 from __future__ import annotations
 
@@ -20,23 +20,20 @@ from nlflow.functionals.fidelity import Fidelity
 class Metric:
     """Inner product of signals; the flow of E in it is du/dt = B (r (Pu - u) + phi (f - u) + R(u) + g).
 
-    r and phi are those of a measure of nodes, in whose densities a reaction R and a source g are given. B is the
-    identity where the inner product is a sum over nodes; a metric of another kind overrides `moved`, `force_bound`,
-    `diffusion_bound` and `bounds`. `GradientFlow` takes an instance in place of a name.
+    r and phi are those of a measure of nodes. B is the identity where the inner product is a sum over nodes; a metric
+    of another kind overrides `moved`, `force_bound`, `diffusion_bound` and `bounds`.
 
     Attributes
     ----------
     name : str
-        What users and messages call it.
     measure : {'l2', 'degree'}
-        The measure of nodes, m = w or m = w d / sum w d; see `Affinity.measure`.
+        The measure of nodes, m = w or m = w d / sum w d.
     by_nodes : bool
-        Whether the inner product is sum_i m_i a_i . b_i, so that B is the identity.
+        Whether B is the identity.
     conserves : bool
-        Whether the mean of B times a force is 0 whatever the force, so that the mean of the signal stays.
+        Whether the mean of B times a force is 0 whatever the force.
     varies : bool
-        Whether B depends on the signal; then it is that of ``at(u)``, and that of the metric itself is one beside which
-        explicit stages take the rest.
+        Whether B depends on the signal; then it is that of ``at(u)``.
     """
 
     name: ClassVar[str]
@@ -51,29 +48,29 @@ class Metric:
         return self.measure == "degree"
 
     def rate(self, affinity: Affinity) -> Array | float:
-        """Return r, what multiplies u - Pu in the gradient of J: the degree, or 1."""
+        """Return r: the degree, or 1."""
         return 1.0 if self.normalized else affinity.degree
 
     def moved(self, force: Array, diffusion: Callable[[Array], Array]) -> Array:
-        """Return B times a force; `diffusion` applies I - P, which counts as an average."""
+        """Return B times a force; `diffusion` applies I - P."""
         del diffusion
         return force
 
     def at(self, u: Array) -> Self:
-        """Return the metric at the signal u: itself unless it `varies`."""
+        """Return the metric at u."""
         del u
         return self
 
     def check(self, affinity: Affinity) -> None:  # a hook: most metrics fit every affinity
-        """Raise `InputError` where the metric is one of other nodes."""
+        """Raise `InputError` for other nodes."""
 
     def self_adjoint(self, affinity: Affinity, fidelity: Fidelity | None) -> bool:
-        """Whether B (r (I - P) + phi) is self-adjoint in the measure of nodes, r (I - P) being so."""
+        """Whether B (r (I - P) + phi) is self-adjoint in the measure, r (I - P) being so."""
         del affinity
         return self.by_nodes or fidelity is None or fidelity.uniform is not None
 
     def given(self) -> list[Any]:
-        """Return what tells the metric from others of its name: arrays and words."""
+        """Return what tells the metric from others of its name."""
         return []
 
     def force_bound(self, bound: float) -> float:
@@ -82,22 +79,22 @@ class Metric:
         return 1.0 if self.by_nodes else math.nan
 
     def diffusion_bound(self, bound: float) -> float:
-        """Return a bound of the spectrum of B r (I - P), from one of r (I - P)."""
+        """Return a bound of that of B r (I - P)."""
         return bound
 
     def bounds(self, bound: float, fidelity: tuple[float, float]) -> tuple[float, float]:
-        """Return bounds of the spectrum of B (r (I - P) + phi), from one of r (I - P) and from those of phi."""
+        """Return bounds of that of B (r (I - P) + phi)."""
         return fidelity[0], fidelity[1] + bound
 
 
 class L2Metric(Metric):
-    """sum_i w_i a_i . b_i, in which the gradient of J is Lu."""
+    """sum_i w_i a_i . b_i."""
 
     name = measure = "l2"
 
 
 class DegreeMetric(Metric):
-    """sum_i w_i d_i a_i . b_i, in which the gradient of J is u - Pu: what attention does."""
+    """sum_i w_i d_i a_i . b_i."""
 
     name = measure = "degree"
 
@@ -107,30 +104,29 @@ class DegreeMetric(Metric):
 class ConservedMetric(Metric):
     """<a, M^-1 b> of signals with mean 0: du/dt = -M mu with mu = dE/du, which conserves sum_i w_i u_i.
 
-    M is the operator L of an affinity, that of the flow itself or another, times a mobility m >= 0::
+    M is the operator L of an affinity times a mobility m >= 0, with K = k + k^T::
 
         (M mu)_i = sum_j w_j K_ij (m_i + m_j) / 2 (mu_i - mu_j)
 
-    where K = k + k^T, as in `J`. So dE/dt = -1/2 sum_ij w_i w_j K_ij (m_i + m_j) / 2 |mu_i - mu_j|^2 <= 0. With `J` and
-    `AllenCahn` this is the nonlocal Cahn-Hilliard equation (Gajewski and Zacharias 2003, doi
+    With `J` and `AllenCahn` this is the nonlocal Cahn-Hilliard equation (Gajewski and Zacharias 2003, doi
     10.1016/S0022-247X(02)00425-0; Du, Ju, Li and Qiao 2018, doi 10.1016/j.jcp.2018.02.023). Fidelity, reaction and
-    source are parts of mu: they move mass and add none. A constraint does not keep it.
+    source are parts of mu: they move mass and add none. A constraint does not conserve the sum.
 
     Parameters
     ----------
     affinity : Affinity, optional
         Of M, between the same nodes; that of the flow by default.
     mobility : float, array of shape ``domain.shape``, or callable
-        m >= 0: a number, one for each node, or a function m(u) of the signal, element by element. A number leaves the
-        linear part with the eigenvectors of L; for others `IMEX` and `ConvexSplitting` solve linear systems with M, and
-        `ETD2RK` and `ETD4RK` take what m is below its largest value as an explicit part.
+        m >= 0: a number, one for each node, or a function m(u) of the signal, element by element.
     largest : float, optional
         The largest value of a mobility m(u) that is a callable, which needs it.
 
     Raises
     ------
     InputError
-        For a mobility that is negative or 0 everywhere; `NumericalError` where m(u) is negative or above `largest`.
+        For a mobility that is negative or 0 everywhere.
+    NumericalError
+        Where m(u) is negative or above `largest`.
 
     Examples
     --------
@@ -170,7 +166,7 @@ class ConservedMetric(Metric):
             self.factor = _largest_of(self._values)
 
     def check(self, affinity: Affinity) -> None:
-        """Raise `InputError` for an affinity or a mobility of other nodes."""
+        """See `Metric.check`."""
         ours, shape = self.affinity, affinity.domain.shape
         if ours is not None and not (
             ours.domain.shape == shape and np.array_equal(ours.domain.weights, affinity.domain.weights)
@@ -186,7 +182,7 @@ class ConservedMetric(Metric):
             )
 
     def at(self, u: Array) -> Self:
-        """Return the metric with the mobility at the signal u."""
+        """See `Metric.at`."""
         if not callable(self.mobility):
             return self
         values = self.mobility(u)
@@ -206,17 +202,17 @@ class ConservedMetric(Metric):
 
     @property
     def even(self) -> bool:
-        """Whether M of the metric itself has one mobility everywhere, as that beside a mobility m(u) has."""
+        """Whether one mobility holds everywhere, as beside a mobility m(u)."""
         return self._values is None
 
     def evened(self) -> Self:
-        """Return the metric with one mobility everywhere, the largest."""
+        """Return the metric with the largest mobility everywhere."""
         result = copy.copy(self)
         result.varies, result._values, result.mobility = False, None, self.factor
         return result
 
     def self_adjoint(self, affinity: Affinity, fidelity: Fidelity | None) -> bool:
-        """Whether M and what it is applied to are known to have the same eigenvectors."""
+        """See `Metric.self_adjoint`."""
         alike = super().self_adjoint(affinity, fidelity) and self._values is None
         return alike and (self.affinity is None or self.transformed(affinity))
 
@@ -231,7 +227,7 @@ class ConservedMetric(Metric):
         return alike and has_transform(self.affinity) and has_transform(affinity)
 
     def moved(self, force: Array, diffusion: Callable[[Array], Array]) -> Array:
-        """Return M times a force. One average, three where the mobility is no number."""
+        """See `Metric.moved`."""
         apply = diffusion if self.affinity is None else self._diffusion
         if self._values is None:
             return self.factor * apply(force)
@@ -245,22 +241,22 @@ class ConservedMetric(Metric):
         return over_channels(self.affinity.degree, v) * (v - self.affinity._average(v))
 
     def force_bound(self, bound: float) -> float:
-        """Return a bound of the spectrum of M, from one of r (I - P)."""
+        """See `Metric.force_bound`."""
         if self.affinity is not None:
             degree = self.affinity.degree
             bound = 2 * scalar(namespace(degree).max(degree))
         return self.factor * bound
 
     def diffusion_bound(self, bound: float) -> float:
-        """Return a bound of the spectrum of M L, from one of L."""
+        """See `Metric.diffusion_bound`."""
         return self.force_bound(bound) * bound
 
     def bounds(self, bound: float, fidelity: tuple[float, float]) -> tuple[float, float]:
-        """Return bounds of the spectrum of M (L + phi), from one of L and from those of phi."""
+        """See `Metric.bounds`."""
         return 0.0, self.force_bound(bound) * (bound + fidelity[1])
 
     def given(self) -> list[Any]:
-        """Return what tells the metric from others: its mobility, and what its affinity does."""
+        """See `Metric.given`."""
         own: list[Any] = []
         if callable(self.mobility):
             values = np.ravel(self.mobility(np.linspace(-2.0, 2.0, 257)))
@@ -294,5 +290,5 @@ METRICS = MEASURES = ("l2", "degree")
 
 
 def as_metric(given: str | Metric) -> Metric:
-    """Return the metric of a name, or raise `InputError`; a metric of one's own is taken as it is."""
+    """Return the metric of a name, or raise `InputError`."""
     return given if isinstance(given, Metric) else _KNOWN[check_choice("metric", given, tuple(_KNOWN))]

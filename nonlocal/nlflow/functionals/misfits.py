@@ -1,8 +1,4 @@
-"""Misfits g(u, f) of a fidelity other than the square: absolute values, Huber's function, Kullback-Leibler divergence.
-
-Each is convex in u and least at u = f, so that to move u towards f never raises it. They are known through values,
-slopes and curvatures of a smoothed g, and proximal maps argmin_z g(z, f) + (z - v)^2 / (2 step).
-"""
+"""Misfits g(u, f) other than the square, convex in u and least at u = f."""
 
 from __future__ import annotations
 
@@ -25,7 +21,7 @@ class Misfit(ABC):
     degree : int
         g(s u, s f) = s^degree g(u, f), up to what `scaled` says.
     curvature : float
-        Bound of its second derivative, infinity where its slope jumps or has no bound.
+        Bound of its second derivative, or infinity.
     """
 
     degree: int
@@ -37,10 +33,10 @@ class Misfit(ABC):
 
     @abstractmethod
     def slopes(self, u: Any, f: Any, smoothing: float = 0.0) -> tuple[Floats, Floats]:
-        """Return the first and the second derivative of `value` with respect to u."""
+        """Return the first and the second derivative of `value` by u."""
 
     def bent(self, u: Any, f: Any, smoothing: float, dual: Floats) -> Floats:
-        """Return the second derivative, or what takes its place beside a dual field near the slope; see `L1`."""
+        """Return the second derivative, or what stands for it beside a dual field; see `L1`."""
         del dual
         return self.slopes(u, f, smoothing)[1]
 
@@ -50,7 +46,7 @@ class Misfit(ABC):
 
     @abstractmethod
     def best(self, pull: Any, f: Any, box: NDArray[Any]) -> Floats:
-        """Return argmax_z pull z - g(z, f) over a box, a pair of bounds, that holds f."""
+        """Return argmax_z pull z - g(z, f) over a pair of bounds that hold f."""
 
     def scaled(self, size: float, shift: Any) -> Misfit:
         """Return g' with g(size u + shift, size f + shift) = size^degree g'(u, f)."""
@@ -63,7 +59,7 @@ class Misfit(ABC):
         return None
 
     def check(self, f: NDArray[Any]) -> None:  # noqa: B027  # a hook: most take any signal
-        """Raise `InputError` for an observed signal that it does not take."""
+        """Raise `InputError` for a signal that it does not take."""
 
     def refusal(self) -> str:
         """Return why explicit steps do not take it."""
@@ -75,45 +71,45 @@ class Misfit(ABC):
 
 
 class Squares(Misfit):
-    """Misfit (u - f)^2 / 2, that of `E` and of Gaussian noise."""
+    """Misfit (u - f)^2 / 2."""
 
     degree = 2
     curvature = 1.0
 
     def value(self, u: Any, f: Any, smoothing: float = 0.0) -> Floats:
-        """Return (u - f)^2 / 2."""
+        """See `Misfit.value`."""
         return np.asarray((u - f) ** 2 / 2)
 
     def slopes(self, u: Any, f: Any, smoothing: float = 0.0) -> tuple[Floats, Floats]:
-        """Return u - f and 1."""
+        """See `Misfit.slopes`."""
         d = np.asarray(u - f, dtype=np.float64)
         return d, np.ones_like(d)
 
     def prox(self, v: Any, f: Any, step: Any) -> Floats:
-        """Return (v + step f) / (1 + step)."""
+        """See `Misfit.prox`."""
         return np.asarray(v + (f - v) * (step / (1 + step)))
 
     def best(self, pull: Any, f: Any, box: NDArray[Any]) -> Floats:
-        """Return f + pull, within the box."""
+        """See `Misfit.best`."""
         return np.asarray(np.clip(f + pull, box[0], box[1]))
 
 
 @underflowing
 class L1(Misfit):
-    """Misfit |u - f|: most samples are kept as they are, outliers (impulses) do not count more the farther they are.
+    """Misfit |u - f|, channels added up.
 
     (Nikolova 2004, Journal of Mathematical Imaging and Vision 20, 99-120; with total variation Chan and Esedoglu 2005,
-    doi 10.1137/040604297.) Channels are added up. Its proximal map moves v towards f by the step, and not beyond.
+    doi 10.1137/040604297.)
     """
 
     degree = 1
 
     def value(self, u: Any, f: Any, smoothing: float = 0.0) -> Floats:
-        """Return |u - f|; smoothed it is ((u - f)^2 + s^2)^(1/2)."""
+        """Return |u - f|, or a hyperbola."""
         return np.asarray(np.hypot(u - f, smoothing))
 
     def slopes(self, u: Any, f: Any, smoothing: float = 0.0) -> tuple[Floats, Floats]:
-        """Return derivatives; without smoothing those of the sign, 0 at u = f."""
+        """Return derivatives; 0 at u = f without smoothing."""
         d = np.asarray(u - f, dtype=np.float64)
         if smoothing == 0:
             return np.sign(d), np.zeros_like(d)
@@ -121,9 +117,9 @@ class L1(Misfit):
         return d / length, (smoothing / length) ** 2 / length
 
     def bent(self, u: Any, f: Any, smoothing: float, dual: Floats) -> Floats:
-        """Return (1 - q d / l) / l with d = u - f, l its smoothed length and q the dual field, the slope d / l at last.
+        """Return (1 - q d / l) / l with d = u - f, l its smoothed length and q the dual field.
 
-        Newton's method for q l = d, which is nearly linear where d / l is not (Chan, Golub and Mulet 1999, doi
+        Newton's method for q l = d, nearly linear where d / l is not (Chan, Golub and Mulet 1999, doi
         10.1137/S1064827596299767).
         """
         d = np.asarray(u - f, dtype=np.float64)
@@ -131,15 +127,15 @@ class L1(Misfit):
         return np.asarray((1 - dual * (d / length)) / length)
 
     def prox(self, v: Any, f: Any, step: Any) -> Floats:
-        """Return argmin_z |z - f| + (z - v)^2 / (2 step)."""
+        """See `Misfit.prox`."""
         return np.asarray(f + np.sign(v - f) * np.maximum(np.abs(v - f) - step, 0))
 
     def best(self, pull: Any, f: Any, box: NDArray[Any]) -> Floats:
-        """Return f, or an end of the box where the pull is above 1."""
+        """See `Misfit.best`."""
         return np.asarray(np.where(np.abs(pull) <= 1, f, np.where(pull > 0, box[1], box[0])))
 
     def refusal(self) -> str:
-        """Return why explicit steps do not take it."""
+        """See `Misfit.refusal`."""
         return "the slope of |u - f| jumps at u = f, which no explicit step is stable for"
 
 
@@ -147,7 +143,7 @@ class L1(Misfit):
 class Huber(Misfit):
     """Misfit (u - f)^2 / 2 up to |u - f| = delta, and delta |u - f| - delta^2 / 2 beyond (Huber 1964).
 
-    (doi 10.1214/aoms/1177703732.) Between squares, for Gaussian noise, and `L1`, for outliers.
+    (doi 10.1214/aoms/1177703732.)
 
     Parameters
     ----------
@@ -162,38 +158,38 @@ class Huber(Misfit):
         self.delta = check_number("delta", delta, minimum=0, strict=True)
 
     def value(self, u: Any, f: Any, smoothing: float = 0.0) -> Floats:
-        """Return g; smoothing leaves it as it is."""
+        """See `Misfit.value`."""
         d = np.abs(u - f)
         near = np.minimum(d, self.delta)
         return np.asarray(near * (d - near / 2))
 
     def slopes(self, u: Any, f: Any, smoothing: float = 0.0) -> tuple[Floats, Floats]:
-        """Return derivatives; smoothing is the curvature that is left beyond delta."""
+        """Return derivatives; smoothing is the curvature beyond delta."""
         d = np.asarray(u - f, dtype=np.float64)
         return np.clip(d, -self.delta, self.delta), np.where(np.abs(d) <= self.delta, 1.0, smoothing)
 
     def prox(self, v: Any, f: Any, step: Any) -> Floats:
-        """Return argmin_z g(z, f) + (z - v)^2 / (2 step)."""
+        """See `Misfit.prox`."""
         d = v - f
         beyond = np.abs(d) > self.delta * (1 + step)
         return np.asarray(f + np.where(beyond, d - step * self.delta * np.sign(d), d / (1 + step)))
 
     def best(self, pull: Any, f: Any, box: NDArray[Any]) -> Floats:
-        """Return f + pull, or an end of the box where the pull is above delta."""
+        """See `Misfit.best`."""
         inside = np.clip(f + pull, box[0], box[1])
         return np.asarray(np.where(np.abs(pull) <= self.delta, inside, np.where(pull > 0, box[1], box[0])))
 
     def scaled(self, size: float, shift: Any) -> Huber:
-        """Return the function of delta / size."""
+        """See `Misfit.scaled`."""
         del shift
         return Huber(self.delta / size)
 
 
 @underflowing
 class KullbackLeibler(Misfit):
-    """Misfit u - f + f log(f / u) of counts f >= 0 with means u > 0: of Poisson noise minus the log-likelihood.
+    """Misfit u - f + f log(f / u) of counts f >= 0 with means u > 0, for Poisson noise.
 
-    (Le, Chartrand and Asaki 2007, doi 10.1007/s10851-007-0652-y.) The minimizer is >= 0, and > 0 where f is.
+    (Le, Chartrand and Asaki 2007, doi 10.1007/s10851-007-0652-y.)
     """
 
     degree = 1
@@ -202,7 +198,7 @@ class KullbackLeibler(Misfit):
         self._shift: Any = 0.0
 
     def value(self, u: Any, f: Any, smoothing: float = 0.0) -> Floats:
-        """Return g, infinite below 0; smoothed it is that of f + s, less what does not depend on u."""
+        """Return g, infinite below 0; smoothed it is that of f + s, up to a constant."""
         v, c = np.asarray(u + self._shift, dtype=np.float64), f + self._shift + 0 * u
         count = np.maximum(c, 0) + smoothing
         ratio = np.where(count > 0, v, 1) / np.where(count > 0, count, 1)
@@ -212,7 +208,7 @@ class KullbackLeibler(Misfit):
         return np.asarray(np.where((v > 0) | ((v == 0) & (count == 0)), g, math.inf))
 
     def slopes(self, u: Any, f: Any, smoothing: float = 0.0) -> tuple[Floats, Floats]:
-        """Return derivatives, those of f + s."""
+        """See `Misfit.slopes`."""
         v = np.asarray(u + self._shift, dtype=np.float64)
         count = np.maximum(f + self._shift, 0) + smoothing
         with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
@@ -220,7 +216,7 @@ class KullbackLeibler(Misfit):
             return 1 - part, np.where(count > 0, part / v, 0.0)
 
     def prox(self, v: Any, f: Any, step: Any) -> Floats:
-        """Return argmin_z g(z, f) + (z - v)^2 / (2 step), the positive root of a quadratic equation."""
+        """See `Misfit.prox`."""
         moved, count = v + self._shift - step, np.maximum(f + self._shift, 0)
         root = np.hypot(moved, 2 * np.sqrt(step * count))
         # Of two forms the one that does not cancel.
@@ -228,23 +224,23 @@ class KullbackLeibler(Misfit):
         return np.asarray(np.where(moved >= 0, (moved + root) / 2, other) - self._shift)
 
     def best(self, pull: Any, f: Any, box: NDArray[Any]) -> Floats:
-        """Return f / (1 - pull), or the upper end of the box."""
+        """See `Misfit.best`."""
         count = np.maximum(f + self._shift, 0)
         found = count / np.where(pull < 1, 1 - pull, 1.0)
         return np.asarray(np.clip(np.where(pull < 1, found - self._shift, box[1]), box[0], box[1]))
 
     def scaled(self, size: float, shift: Any) -> KullbackLeibler:
-        """Return the function of size u + shift, over size."""
+        """See `Misfit.scaled`."""
         result = KullbackLeibler()
         result._shift = shift / size
         return result
 
     def floor(self, u: Floats) -> Floats | None:
-        """Return what u has to be above."""
+        """See `Misfit.floor`."""
         return np.asarray(0 * u - self._shift)
 
     def check(self, f: NDArray[Any]) -> None:
-        """Raise `InputError` for negative counts."""
+        """See `Misfit.check`."""
         if float(f.min()) < 0:
             raise InputError(
                 f"observed: got {float(f.min()):g} somewhere, expected counts >= 0 for KullbackLeibler(); subtract no "
