@@ -12,9 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from nlflow._array import Array, is_numpy, is_tensor, namespace, same_kind, to_numpy, underflowing
+from nlflow._array import Array, is_numpy, is_tensor, namespace, same_kind, underflowing
 from nlflow._looks import looking_once
 from nlflow.affinities.base import Affinity
+from nlflow.affinities.logits import check_symmetric
 from nlflow.domains import Domain, Grid
 from nlflow.domains.mask import Mask, check_present
 from nlflow.errors import (
@@ -35,7 +36,6 @@ _DEFAULT_RTOL = 1e-6
 _DENSE_NODES = 2048
 """Up to here the matrix is small, and everything that asks for it (spectra, direct solutions) is fast."""
 _LOW_RANK_NODES = 8192
-_SAMPLED = 32  # nodes between which symmetry is looked at
 
 # Nanoseconds on 2 cores, float64, one channel (`python -m benchmarks pairwise` measures them): what a pair, a node
 # under a transform in 1, 2 and 3 dimensions, a mode, and a stored pair cost an average. A stored pair costs 60 times as
@@ -490,7 +490,7 @@ def from_pairs(pairs: Pairs) -> Affinity:
     if problem := not_compiled(kernel):
         if method not in ("auto", "dense"):
             raise InputError(f"method: got {method!r}, expected 'auto' or 'dense': {problem}")
-        _check_symmetric(kernel, pairs.queries, keys)
+        check_symmetric(kernel, pairs.queries, keys)
         return _of_pairs("dense", pairs, f"all pairs as a matrix: {problem}")
     if mask is not None:
         if method not in ("auto", "dense"):
@@ -519,21 +519,6 @@ def from_pairs(pairs: Pairs) -> Affinity:
                 raise
             tried.append(f"{name} was not possible ({error})")
     raise NumericalError("method: none is possible")  # pragma: no cover - pairwise returns or raises
-
-
-def _check_symmetric(kernel: Kernel, queries: Array, keys: Array) -> None:
-    """Raise `InputError` if a kernel that is said to be symmetric is not, between a few of the nodes."""
-    if queries is not keys or not kernel.symmetric:
-        return
-    few = keys[:: max(1, len(keys) // _SAMPLED)]
-    logs = to_numpy(kernel.log_matrix(few, few)).astype(np.float64)
-    same = np.isclose(logs, logs.T, rtol=1e-3, atol=1e-3) | (logs == logs.T)
-    if not same.all():
-        i, j = np.argwhere(~same)[0]
-        raise InputError(
-            f"kernel: {type(kernel).__name__} has log k = {logs[i, j]:.6g} between two nodes and {logs[j, i]:.6g} "
-            "back, though it says that it is symmetric; set symmetric = False in its class, or average both"
-        )
 
 
 def at_once(kernel: Kernel, features: Any, method: str) -> bool:

@@ -11,6 +11,7 @@ from nlflow.errors import InputError
 from nlflow.kernels import Kernel
 
 _LARGEST = 1e290
+_SAMPLED = 32  # nodes between which symmetry is looked at
 
 
 def properties(kernel: Kernel, queries: Array, keys: Array, mask: Mask | None = None) -> dict[str, bool]:
@@ -22,6 +23,21 @@ def properties(kernel: Kernel, queries: Array, keys: Array, mask: Mask | None = 
         "symmetric": same and kernel.symmetric and not (mask is not None and mask.causal),
         "positive_semidefinite": same and kernel.is_definite(int(keys.shape[-1])) and whole,
     }
+
+
+def check_symmetric(kernel: Kernel, queries: Array, keys: Array) -> None:
+    """Raise `InputError` if a kernel that is said to be symmetric is not, between a few of the nodes."""
+    if queries is not keys or not kernel.symmetric:
+        return
+    few = keys[:: max(1, len(keys) // _SAMPLED)]
+    logs = to_numpy(kernel.log_matrix(few, few)).astype(np.float64)
+    same = np.isclose(logs, logs.T, rtol=1e-3, atol=1e-3) | (logs == logs.T)
+    if not same.all():
+        i, j = np.argwhere(~same)[0]
+        raise InputError(
+            f"kernel: {type(kernel).__name__} has log k = {logs[i, j]:.6g} between two nodes and {logs[j, i]:.6g} "
+            "back, though it says that it is symmetric; set symmetric = False in its class, or average both"
+        )
 
 
 def check_rows(highest: Array, start: int = 0) -> None:

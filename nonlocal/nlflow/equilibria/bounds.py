@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from nlflow._array import Array, Floats, namespace, power_of_two, scalar, to_numpy, underflowing
 from nlflow.affinities import Affinity
-from nlflow.affinities.base import check_affinity
+from nlflow.affinities.checks import check_affinity
 from nlflow.equilibria.limits import check_frozen
 from nlflow.errors import InputError, NumericalError, check_number, warn_caller
 from nlflow.flows.linear import AttentionFlow, LinearFlow

@@ -19,7 +19,7 @@ import numpy as np
 
 from nlflow._array import Array, Floats, Pending, constant_like, namespace, over_channels, underflowing
 from nlflow.affinities import Affinity
-from nlflow.affinities.base import check_affinity
+from nlflow.affinities.checks import check_affinity
 from nlflow.errors import InputError, NumericalError, checked_call
 from nlflow.flows.flow import Flow
 from nlflow.flows.modes import Modes, bases_of

@@ -19,7 +19,7 @@ from nlflow._array import (
     unit_of,
 )
 from nlflow.affinities import Affinity
-from nlflow.affinities.base import check_affinity
+from nlflow.affinities.checks import check_affinity
 from nlflow.errors import (
     InputError,
     NumericalError,

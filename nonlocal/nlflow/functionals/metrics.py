@@ -12,7 +12,7 @@ import numpy as np
 
 from nlflow._array import Array, constant_like, kept_like, namespace, over_channels, scalar, underflowing
 from nlflow.affinities import Affinity
-from nlflow.affinities.base import check_affinity
+from nlflow.affinities.checks import check_affinity
 from nlflow.errors import InputError, NumericalError, check_choice, check_floats, check_number, checked_call
 from nlflow.functionals.fidelity import Fidelity
 

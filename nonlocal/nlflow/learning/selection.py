@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from nlflow._array import Brief, Floats, power_of_two, to_numpy
 from nlflow.affinities import Affinity, SparseAffinity
-from nlflow.affinities.base import check_affinity
+from nlflow.affinities.checks import check_affinity
 from nlflow.errors import (
     InputError,
     NlflowWarning,

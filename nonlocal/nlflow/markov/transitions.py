@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from nlflow._array import ArrayT, Floats, constant_like, mean_over_nodes, namespace, on_host, underflowing
 from nlflow.affinities import Affinity, shown
-from nlflow.affinities.base import check_affinity
+from nlflow.affinities.checks import check_affinity
 from nlflow.errors import InputError, all_digits, check_floats, check_integer, check_number
 from nlflow.markov.law import StationaryLaw
 from nlflow.markov.metastable import MetastableSets, metastable_sets

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nlflow.affinities import Affinity
-from nlflow.affinities.base import check_affinity
+from nlflow.affinities.checks import check_affinity
 from nlflow.denoising.api import denoise
 from nlflow.denoising.options import OPTIONS, QUALITIES
 from nlflow.errors import (

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nlflow.affinities import Affinity
-from nlflow.affinities.base import check_affinity
+from nlflow.affinities.checks import check_affinity
 from nlflow.denoising.priors.denoisers import base
 from nlflow.errors import InputError, install_command
 from nlflow.functionals.energies import J

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from nlflow._array import Floats, underflowing
 from nlflow.affinities import Affinity, SparseAffinity
-from nlflow.affinities.base import check_affinity
+from nlflow.affinities.checks import check_affinity
 from nlflow.domains import Domain
 from nlflow.errors import InputError, NumericalError, all_digits, check_number
 
