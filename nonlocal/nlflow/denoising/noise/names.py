@@ -52,13 +52,7 @@ WORDS: Final = {
 
 
 def choose_noise(noise: Any, sigma: Any) -> tuple[Noise | str, Any]:
-    """Return a model of the noise, or 'white' or 'auto', and what is left of a sigma; with a sigma 'auto' is 'white'.
-
-    Raises
-    ------
-    InputError
-        For other words, and for a sigma that is one, or that the model refuses.
-    """
+    """Return a model, or 'white' or 'auto', and what is left of a sigma, with which 'auto' is 'white'."""
     from nlflow.denoising.noise.models.base import Noise
     from nlflow.errors import InputError
 
@@ -75,7 +69,7 @@ def choose_noise(noise: Any, sigma: Any) -> tuple[Noise | str, Any]:
 
 
 def model_class(kind: str) -> type[Noise]:
-    """Return the class of a kind."""
+    """Return the class."""
     if kind in KINDS:
         found: type[Noise] = getattr(import_module("nlflow.denoising.noise"), KINDS[kind])
         return found

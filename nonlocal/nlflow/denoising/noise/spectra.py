@@ -91,10 +91,7 @@ def correlation(spectrum: Spectrum) -> Spectrum:
 
 
 def autocorrelation(planes: Sequence[Array]) -> tuple[Array, Array, Array]:
-    """Return sums of products of samples of planes (H, W) with those farther on, by how many rows and columns.
-
-    Samples beyond the edges count as 0.
-    """
+    """Return sums of products of samples of planes (H, W), 0 beyond their edges, with those farther on."""
     from scipy.fft import irfft2, next_fast_len, rfft2
 
     whole = [next_fast_len(2 * size, real=True) for size in planes[0].shape]
@@ -104,10 +101,7 @@ def autocorrelation(planes: Sequence[Array]) -> tuple[Array, Array, Array]:
 
 
 def error_of_correlations(alike: Array, near: NDArray[np.bool_], size: int) -> float:
-    """Return the standard error of correlations of noise beyond its own reach, which is `near`, from so many samples.
-
-    Its square is sum_k rho_k^2 / N (Bartlett, 1946).
-    """
+    """Return the standard error of correlations of noise beyond its reach `near` (Bartlett, 1946)."""
     return float(np.sqrt(np.square(alike[near]).sum() / size))
 
 

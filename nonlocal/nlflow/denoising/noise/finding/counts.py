@@ -18,10 +18,9 @@ Values = NDArray[np.float64]
 
 
 def find_whole_counts(samples: Array, missing: NDArray[np.bool_] | None = None) -> Poisson | None:
-    """Find counts in samples (H, W, C) that came as whole numbers: multiples of a step above an offset.
+    """Find counts in samples (H, W, C) that came as whole numbers, by variance and third cumulant over the mean.
 
-    The variance of quiet blocks is the step times their mean, and the third cumulant in steps is the same. Blocks are
-    chosen by their neighbours, so that moments have no bias.
+    Blocks are chosen by their neighbours, so that moments have no bias.
     """
     found = _lattice(samples if missing is None else samples[~missing]) if samples.ndim == 3 else None
     levels = None if found is None else _Levels.of(samples, missing)
@@ -31,8 +30,8 @@ def find_whole_counts(samples: Array, missing: NDArray[np.bool_] | None = None) 
 def find_counts(samples: Array, missing: NDArray[np.bool_] | None = None) -> Poisson | None:
     """Find whole counts in samples (H, W, C), or such as a detector amplified and added noise to.
 
-    The variance of amplified counts grows along a line, and their third cumulant along one over the variance: that of
-    counts, or of a register of random gain (Robbins and Hadwen 2003, doi 10.1109/TED.2003.813462).
+    The law of third cumulants is that of counts, or of a register of random gain (Robbins and Hadwen 2003,
+    doi 10.1109/TED.2003.813462).
     """
     found = find_whole_counts(samples, missing)
     levels = None if found is not None or samples.ndim != 3 else _Levels.of(samples, missing)

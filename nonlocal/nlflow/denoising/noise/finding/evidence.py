@@ -43,10 +43,7 @@ _UNKNOWN: Final = 100.0  # of the spread: too few blocks to tell
 
 @dataclass(frozen=True)
 class Evidence:
-    """What windows of a picture show.
-
-    Blocks are chosen by some of their coefficients and measured by the others (after Colom et al., ICIP 2014,
-    doi 10.1109/ICIP.2014.7025865).
+    """Measured figures.
 
     Attributes
     ----------
@@ -66,6 +63,10 @@ class Evidence:
         By how many standard errors the fourth moment within the quietest blocks is above that of Gaussian noise.
     span : float
         Range of the samples in the windows.
+
+    References
+    ----------
+    Blocks chosen by some coefficients and measured by others: Colom et al. 2014 (doi 10.1109/ICIP.2014.7025865).
     """
 
     features: Array
@@ -85,7 +86,7 @@ def planes_of(channels: int) -> Array:
 
 
 def places(shape: tuple[int, int]) -> list[tuple[int, int]]:
-    """Return the corners of the windows."""
+    """Corners of windows."""
     rows, columns = (n - SIDE + 1 for n in shape)
     down = min(max(round(math.sqrt(MOST * rows / columns)), 1), rows, MOST)
     along = min(max(MOST // down, 1), columns)

@@ -41,20 +41,20 @@ from nlflow.domains.samples import range_of
 def find_impulses(samples: Array, missing: NDArray[np.bool_] | None = None) -> Impulses | None:
     """Find salt and pepper (or one of the two) without knowing the clean picture.
 
-    A value counts where its neighbours are far from it. Impulses are in all parts of the picture, they have
-    hardly any neighbours of their value, and values between them and their neighbours are rare.
+    Impulses are far from their neighbours and in all parts of the picture. Hardly any lie beside each other, and hardly
+    any values between them and their neighbours.
 
     Parameters
     ----------
     samples : array of shape (..., C)
-        Finite; one to three axes besides that of the channels. All channels have the same two values.
+        Finite; one to three axes besides that of the channels.
     missing : bool array of shape (...), optional
         Samples that are missing; their values do not matter.
 
     Returns
     -------
     Impulses or None
-        None where fewer than twelve of a value are found.
+        Of the same two values in all channels; None where fewer than twelve of a value are found.
 
     Notes
     -----
@@ -217,8 +217,8 @@ def _even(visible: list[NDArray[np.bool_]], hits: list[NDArray[np.bool_]], count
 def find_hot_pixels(samples: Array, missing: NDArray[np.bool_] | None = None) -> HotPixels | None:
     """Find hot pixels of a clip or volume: those that are the same in all frames, or else single samples.
 
-    In an image it finds what is sharper than its optics allow: hot and dead pixels, and tracks of cosmic rays. Where
-    lines and points of the picture are as sharp, such as letters, only what is strewn over all of it counts.
+    In an image it finds what is sharper than optics allow, dead pixels and tracks of cosmic rays too. Where lines and
+    points of the picture are as sharp, only what is strewn over all of it counts.
 
     Parameters
     ----------
@@ -304,10 +304,7 @@ def find_stripes(samples: Array, missing: NDArray[np.bool_] | None = None) -> St
 
 
 def are_drawn(samples: Array, rest: Array, missing: NDArray[np.bool_] | None, axis: int) -> bool:
-    """Tell whether offsets of lines, without which samples (H, W, C) are `rest`, are those of a drawing.
-
-    Those of an instrument are Gaussian, and lie on a picture that is more than rows and columns.
-    """
+    """Tell whether offsets of lines, without which samples (H, W, C) are `rest`, are those of a drawing."""
     hidden = np.zeros(samples.shape, bool) if missing is None else np.broadcast_to(missing[..., None], samples.shape)
     picture = np.ma.array(rest, mask=hidden, dtype=np.float64)
     offsets = np.ma.array(samples, mask=hidden, dtype=np.float64) - picture

@@ -27,13 +27,7 @@ _ONE_LEVEL: Final = "how noise follows the intensity cannot be told from one lev
 
 
 def checked_part(samples: Array, flat: Any) -> tuple[slice, slice]:
-    """Return the rows and columns of a part of samples (H, W, C) that a user names.
-
-    Raises
-    ------
-    InputError
-        For anything but two slices inside an image.
-    """
+    """Return the rows and columns of a part of samples (H, W, C) that a user names."""
     if samples.ndim != 3 or min(samples.shape[:2]) < 2:
         raise InputError(f"flat: got a part of samples of shape {samples.shape[:-1]}, expected an image")
     if not (isinstance(flat, tuple) and len(flat) == 2 and all(isinstance(s, slice) for s in flat)):
@@ -54,13 +48,7 @@ def checked_part(samples: Array, flat: Any) -> tuple[slice, slice]:
 
 
 def noise_of_part(samples: Array, part: tuple[slice, slice], missing: NDArray[np.bool_] | None = None) -> NoiseEstimate:
-    """Return the noise of samples (H, W, C) as a part of them shows it that holds nothing but noise.
-
-    Raises
-    ------
-    InputError
-        For a part that is too small or not flat.
-    """
+    """Return the noise of samples (H, W, C) as a part of them shows it; refuse a part that is not flat."""
     own = samples[part].astype(np.float64)
     place = f"flat: rows {part[0].start}:{part[0].stop}, columns {part[1].start}:{part[1].stop}"
     if min(own.shape[:2]) < OfFlat.smallest:

@@ -49,9 +49,9 @@ def spectrum_of_signal(samples: Any, missing: NDArray[np.bool_] | None = None) -
     Notes
     -----
     For each frequency tapered windows are sorted by their energy at the others. The median of its square over the first
-    eighth of them gives the noise, then over twice as many, and so on while that does not raise it beyond its own error
-    (the rule of Lepski 1991, doi 10.1137/1135065). The spectrum is continued as a power of the frequency below 1/16 of a
-    cycle a sample, 1/32 in long recordings; a hump of less than half of the frequencies is taken for the signal. O(N).
+    of them gives the noise, and over ever more while that does not raise it beyond its own error (the rule of Lepski
+    1991, doi 10.1137/1135065). Below 1/16 of a cycle a sample, 1/32 in long recordings, the spectrum is continued as a
+    power of the frequency. O(N).
 
     References
     ----------

@@ -1,4 +1,4 @@
-"""The noise of a picture: what its windows show, how much of that is noise, and the model that follows."""
+"""Noise of pictures."""
 
 from __future__ import annotations
 
@@ -37,10 +37,7 @@ _FILLED: Final = 0.3  # `GaussianNoise.compressed` of colours: 0.2 to 0.4 are be
 def noise_of_picture(
     samples: Array, missing: NDArray[np.bool_] | None, white: Callable[[], Any]
 ) -> NoiseEstimate | None:
-    """Return the verdict on samples (H, W, C) of at least 32 along both axes; None where windows tell nothing.
-
-    `white` returns the strength of white noise, one number or one a channel.
-    """
+    """Return the verdict on samples (H, W, C) of at least 32 along both axes; None where windows tell nothing."""
     found = look(samples, missing)
     if found is None:
         return None
@@ -82,8 +79,6 @@ def noise_of_picture(
 @dataclass(frozen=True)
 class Continued:
     """The spectrum of strong noise in grey, which goes on to low frequencies as it does above them.
-
-    There what is measured is an upper bound, and what was learned a lower one.
 
     Attributes
     ----------

@@ -19,11 +19,7 @@ Floats = NDArray[np.float64]
 
 
 def find_places(samples: Array, missing: NDArray[np.bool_] | None = None) -> GaussianNoise | None:
-    """Find white noise in samples (H, W, C) or (D, H, W, C) whose strength differs from place to place.
-
-    A smooth surface has to meet the strengths of all parts of a picture, far better than one strength does, and than a
-    strength that follows the intensity.
-    """
+    """Find white noise in samples (H, W, C) or (D, H, W, C) whose strength differs from place to place."""
     if samples.ndim < 3 or min(samples.shape[-3:-1]) < OfPlaces.parts * OfPlaces.side:
         return None
     span = range_of(samples if missing is None else samples[~missing])

@@ -1,4 +1,4 @@
-"""The verdict on the noise of recordings."""
+"""Noise of recordings."""
 
 from __future__ import annotations
 

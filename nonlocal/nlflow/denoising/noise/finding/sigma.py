@@ -43,7 +43,7 @@ class Windows:
 
     @property
     def first(self) -> int:
-        """How many windows it takes to know sigma to `OfWindows.first_error`."""
+        """Windows to begin with."""
         frequencies = int(self.high.shape[1])
         return math.ceil(self.repeats / (2 * frequencies * OfWindows.first_error**2))
 
@@ -107,10 +107,7 @@ def in_unit(volume: NDArray[np.floating], absent: NDArray[np.bool_]) -> tuple[ND
 def blocks_of(
     unit: NDArray[np.float64], absent: NDArray[np.bool_], side: int = OfWindows.sides[3][0], *, every: bool = False
 ) -> Windows:
-    """Put overlapping blocks of side³ (fewer along a shorter axis) through the orthonormal cosine transform.
-
-    `every`: all coefficients are given in place of those at high frequencies.
-    """
+    """Put overlapping blocks of side³ (fewer along a shorter axis) through the orthonormal cosine transform."""
     from scipy.fft import dct
 
     shape = tuple(min(side, n) for n in unit.shape)
@@ -140,8 +137,8 @@ def blocks_of(
 def estimate_sigma(image: Any, *, channel_axis: int | None = None, axes: str | None = None) -> float:
     """Estimate the standard deviation of white Gaussian noise, in the units of the input; the mean over channels.
 
-    For white noise only: in photographs of a camera, whose demosaicking and JPEG cut off high frequencies, it is far too
-    small (use `estimate_noise`). Texture that fills the image counts as noise.
+    For white noise only: in photographs of a camera, whose demosaicking and JPEG cut off high frequencies, it is far
+    too small (use `estimate_noise`). Texture that fills the image counts as noise.
 
     Parameters
     ----------
@@ -170,9 +167,8 @@ def estimate_sigma(image: Any, *, channel_axis: int | None = None, axes: str | N
 
     References
     ----------
-    Windows chosen by low and measured by high frequencies: N. Ponomarenko et al., "An automatic approach to lossy
-    compression of AVIRIS images", IGARSS 2007, as analysed by Colom and Buades 2013 (doi
-    10.5201/ipol.2013.45); medians against outliers: Donoho and Johnstone 1994 (doi 10.1093/biomet/81.3.425).
+    N. Ponomarenko et al., "An automatic approach to lossy compression of AVIRIS images", IGARSS 2007, as analysed by
+    Colom and Buades 2013 (doi 10.5201/ipol.2013.45); medians: Donoho and Johnstone 1994 (doi 10.1093/biomet/81.3.425).
     """
     signal, missing, _ = signals_of(image, channel_axis, axes)
     return float(np.mean(estimate_sigmas(signal, missing)))
@@ -207,10 +203,7 @@ def estimate_sigmas(signal: NDArray[Any], missing: NDArray[np.bool_] | None = No
 
 
 def sigmas_at_half(samples: NDArray[Any], missing: NDArray[np.bool_] | None = None) -> NDArray[np.float64]:
-    """Return the strengths (C,) that white noise would have by means over 2, 2 x 2 or 2 x 2 x 2 samples.
-
-    Infinite where fewer than two means lie along an axis.
-    """
+    """Return the strengths (C,) that white noise would have by means over 2, 2 x 2 or 2 x 2 x 2 samples."""
     whole = tuple(slice(0, n - n % 2) for n in samples.shape[:-1])
     shape = tuple(length for n in samples.shape[:-1] for length in (n // 2, 2))
     if min(shape[::2]) < 2:
@@ -254,7 +247,7 @@ def _estimate(plane: NDArray[Any], absent: NDArray[np.bool_], dimension: int) ->
 
 
 def constant_areas(scaled: NDArray[np.float64], dimension: int) -> NDArray[np.bool_]:
-    """Return where areas are constant."""
+    """Find constant areas."""
     if not (np.diff(scaled, axis=-1) == 0).any():
         return np.zeros(scaled.shape, bool)
     side = OfWindows.filled[dimension]
@@ -340,7 +333,7 @@ def _touched(absent: NDArray[np.bool_], shape: tuple[int, int], steps: tuple[int
 
 @dataclass(frozen=True)
 class PartWindows:
-    """What a part of a channel adds to its estimate: the windows that begin in it, on the lattice of the whole.
+    """Windows that begin in a part of a channel, on the lattice of the whole.
 
     Attributes
     ----------

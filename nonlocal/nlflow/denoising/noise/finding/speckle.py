@@ -23,8 +23,7 @@ def find_speckle(samples: Array, missing: NDArray[np.bool_] | None = None) -> Sp
     """Find speckle, and its looks, without knowing the clean picture.
 
     The logarithm of speckle has one spread everywhere, which says how many looks there are, and the skewness of the
-    logarithm of a gamma variable of as many. Of many looks that law is nearly Gaussian; then flat windows must be as
-    noisy at all intensities, and their noise white.
+    logarithm of a gamma variable of as many. Of many looks flat windows must be as noisy at all intensities, and white.
 
     Parameters
     ----------

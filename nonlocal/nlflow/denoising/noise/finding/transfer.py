@@ -75,8 +75,8 @@ def photon_transfer(
     stack : array_like
         Volume or clip of three axes, of one channel.
     offset : float, optional
-        Value of the input for no light, such as the mean of a dark frame. Mean and variance alone do not tell it from
-        the read noise: without it one is assumed for which sigma² >= 0.
+        Value of the input for no light, such as the mean of a dark frame. The stack does not tell it from the read
+        noise: without it one is assumed for which sigma² >= 0.
     channel_axis : int, optional
         An axis of one sample.
     mask : array_like of bool, optional
@@ -94,9 +94,8 @@ def photon_transfer(
 
     Notes
     -----
-    Blocks of 4×4×4 are sorted by their mean into up to 40 bins. In each bin the variance is the mean square of the high
-    frequencies in the blocks that have the least energy at low ones. A line is fitted with weights; points above it
-    count as structure and lose weight. Cost O(N).
+    The variance is measured at high frequencies of those blocks of 4×4×4 that have the least energy at low ones, in up
+    to 40 bins of the mean. A line is fitted with weights; points above it count as structure and lose weight. O(N).
 
     References
     ----------
@@ -179,10 +178,7 @@ def transfer_of(
 
 
 def of_line(gain: float, intercept: float, low: float) -> Poisson:
-    """Return counts whose variance is a line over the mean, of samples from `low` on.
-
-    Without samples of darkness no light is assumed to be below all of them: what is darker would be lost.
-    """
+    """Return counts whose variance is a line over the mean, of samples from `low` on."""
     return _model(gain, intercept, _assumed(gain, intercept, 0.0, low), 0.0, low)
 
 

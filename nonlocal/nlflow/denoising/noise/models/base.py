@@ -54,7 +54,7 @@ def refuse_negative(samples: Array, expected: str) -> None:
 
 
 def same(u: Array) -> Array:
-    """Return u itself."""
+    """Return u."""
     return u
 
 
@@ -246,7 +246,7 @@ class Noise(ABC):
         return getattr(self, name)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the kind and the fields, ready for JSON."""
+        """Return what `noise_of` reads, ready for JSON."""
         return {"kind": self.kind} | {field.name: _plain(getattr(self, field.name)) for field in fields(self)}  # type: ignore[arg-type]
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -298,13 +298,7 @@ class Strewn(Noise):
         return np.stack([self._hits(samples[..., c], absent) for c in range(samples.shape[-1])], axis=-1)
 
     def reduce(self, samples: Array, missing: NDArray[np.bool_] | None = None) -> Reduction:
-        """Mark a pixel as missing where one of its channels is hit.
-
-        Raises
-        ------
-        InputError
-            For samples that do not fit, and where no sample is left.
-        """
+        """Mark a pixel as missing where one of its channels is hit."""
         if self.density is None:
             return self.completed(samples, missing).reduce(samples, missing)
         self._check(samples)
@@ -333,13 +327,7 @@ class Subtracted(Noise):
         raise NotImplementedError
 
     def reduce(self, samples: Array, missing: NDArray[np.bool_] | None = None) -> Reduction:
-        """Subtract it; missing samples stay as they are.
-
-        Raises
-        ------
-        InputError
-            For samples that do not fit, or too few of them.
-        """
+        """Subtract it; missing samples stay."""
         self._check(samples)
         found = self._lies_on(samples.astype(np.float64), missing)
         if missing is not None:

@@ -36,7 +36,7 @@ class GaussianNoise(Noise):
     sigma : float or array of shape (C,)
         Standard deviation of a sample, in the units of the input: of all channels, or one a channel.
     spectrum : array of shape (h, w) or (C, h, w), for signals (n,) or (C, 1, n), optional
-        Power by frequency in the order of `numpy.fft.fft2`, >= 0, of any scale and size. White where it is not given.
+        Power by frequency in the order of `numpy.fft.fft2`, >= 0, of any scale and size; white where it is not given.
     intensities : array of shape (K,), optional
         Increasing, in the units of the input; of colours the mean of the channels counts.
     strengths : array of shape (K,), optional
@@ -49,7 +49,7 @@ class GaussianNoise(Noise):
         relative to the strongest, as p^(1 - compressed).
     places : array of shape (a,), (a, b) or (a, b, c), optional
         Standard deviation from place to place, relative to `sigma`: at the middles of so many equal parts along each
-        axis, linear between them, constant beyond. In a noisy picture, constant areas count as without noise then.
+        axis, linear between them, constant beyond. A denoiser takes constant areas for free of noise then.
 
     Raises
     ------
@@ -163,13 +163,7 @@ class GaussianNoise(Noise):
         return not self.is_white
 
     def powers(self, channels: int, dimension: int) -> spectra.Spectrum:
-        """Return the spectra (channels, h, w) whose means are the variances; a signal has h = 1.
-
-        Raises
-        ------
-        InputError
-            For channels or dimensions that do not fit, and a sigma > 1e150.
-        """
+        """Return the spectra (channels, h, w) whose means are the variances; a signal has h = 1."""
         channels = check_integer("channels", channels, minimum=1)
         dimension = check_integer("dimension", dimension, minimum=1)
         sigma = np.broadcast_to(np.asarray(self.sigma), (channels,)) if np.ndim(self.sigma) == 0 else self.sigma
@@ -269,13 +263,7 @@ class GaussianNoise(Noise):
         return Reduction(samples, missing=missing, rest=self)
 
     def beside(self, other: GaussianNoise, channels: int, dimension: int) -> GaussianNoise:
-        """Return the sum of two independent noises in samples of so many channels.
-
-        Raises
-        ------
-        InputError
-            For another kind of noise, and where the sum is no `GaussianNoise`.
-        """
+        """Return the sum of two independent noises; refuse one that is no `GaussianNoise`."""
         if not isinstance(other, GaussianNoise):
             raise InputError(f"other: got {type(other).__name__}, expected a GaussianNoise; put others in a Mixture")
         if other.is_white and not np.any(other.sigma):

@@ -167,12 +167,12 @@ class Poisson(Evened):
 
     @property
     def dark(self) -> float:  # type: ignore[override]  # a number of the model
-        """The value of no count."""
+        """`offset`."""
         return self.offset
 
     @property
     def even_sigma(self) -> float:
-        """Standard deviation after the transform."""
+        """1."""
         return 1.0
 
     def reduce(self, samples: Array, missing: NDArray[np.bool_] | None = None) -> Reduction:

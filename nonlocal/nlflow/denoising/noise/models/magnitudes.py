@@ -23,10 +23,7 @@ _MAGNITUDES: Final = "magnitudes >= 0, as the root of a sum of squares is; for r
 
 
 def log_density(z: Floats, a: Floats, coils: float) -> Floats:
-    """Return the logarithm of the density at z > 0 of |a + n|, n of L = `coils` complex unit Gaussian components.
-
-    z (z / a)^(L - 1) exp(-(z² + a²) / 2) I_{L-1}(a z)
-    """
+    """Return log z (z / a)^(L - 1) exp(-(z² + a²) / 2) I_{L-1}(a z), the law of magnitudes z for L = `coils`."""
     from scipy.special import gammaln, hyp0f1, ive
 
     product = a * z
@@ -53,17 +50,15 @@ def mean_magnitude(a: Any, coils: float) -> Floats:
 class Stabilizer:
     """A growing function f of magnitudes in units of the noise, for which f(z) has a standard deviation near 1.
 
-    Cubics between knots, √(z² - L + 1/2) after them, straight before them.
-
     Attributes
     ----------
     coils : float
     inner : CubicHermiteSpline
-        f between the knots.
+        f between the knots; √(z² - L + 1/2) after them, straight before them.
     way : CubicHermiteSpline
         From E[f(Z)] to y = √(a² + `least`²), a the magnitude without noise.
     least : float
-        y for a = 0.
+        √(2 L).
     """
 
     coils: float
@@ -93,7 +88,7 @@ class Stabilizer:
         return out
 
     def mean(self, a: Any) -> Floats:
-        """Return E[f(Z)] for a (n,)."""
+        """E[f(Z)] for a (n,)."""
         return _moments(self, np.atleast_1d(np.asarray(a, np.float64)), self.coils)[0]
 
     def spread(self, a: Any) -> Floats:
@@ -103,7 +98,7 @@ class Stabilizer:
 
 @lru_cache(maxsize=16)
 def stabilizer(coils: float) -> Stabilizer:
-    """Return the function, and its table."""
+    """Return the function."""
     from scipy.interpolate import CubicHermiteSpline, CubicSpline
 
     start, end, places, logs = _chosen(coils)
@@ -294,15 +289,13 @@ class Magnitudes(Evened):
     def completed(self, samples: Array, missing: NDArray[np.bool_] | None = None) -> Self:
         """Find the strength from the samples where none was given.
 
+        By a background whose mean and spread have the ratio of pure noise, else by a fixed point (Foi 2011): samples
+        that are stabilized with the right strength have noise of that strength. O(N).
+
         Raises
         ------
         InputError
             For negative values, and where no noise is seen.
-
-        Notes
-        -----
-        By a background whose mean and spread have the ratio of pure noise, else by a fixed point (Foi 2011): samples
-        that are stabilized with the right strength have noise of that strength. O(N).
         """
         if self.sigma is not None:
             return self

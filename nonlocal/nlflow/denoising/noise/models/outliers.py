@@ -27,23 +27,21 @@ class Impulses(Strewn):
     Parameters
     ----------
     density : float, optional
-        Part of the samples that is replaced, 0 <= density < 1. Without it all of this is found from the samples.
+        Part of the samples that is replaced, 0 <= density < 1; found with all else where it is not given.
     low, high : float, optional
-        Values that replace, in the units of the input, low <= high; each half of the time (salt and pepper). Both are
-        needed with a density. Equal where all impulses have one value.
+        Values that replace, in the units of the input, low <= high; each half of the time (salt and pepper).
     random : bool
         Any value from low to high, all equally likely.
 
     Raises
     ------
     InputError
-        For a density outside [0, 1), and with one for low > high, and numbers that are not finite.
+        For a density outside [0, 1), and with one for low > high, and numbers that are missing or not finite.
 
     Notes
     -----
-    `reduce` says where they are. With `random` False an impulse is a sample of value `low` or `high`,
-    unless the picture itself has that value over an area. With `random` True it is a sample that sticks out of its
-    neighbours by far; impulses near the values around them stay.
+    `reduce` marks samples of value `low` or `high`, unless the picture itself has that value over an area; with
+    `random` samples that stick out of their neighbours by far, so that impulses near the values around them stay.
 
     Examples
     --------
@@ -130,10 +128,7 @@ def _reach(shape: tuple[int, ...]) -> tuple[int, ...]:
 def surroundings(
     plane: NDArray[np.float64], excluded: NDArray[np.bool_], places: NDArray[np.intp] | None = None
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return the median and the robust standard deviation of each sample's neighbours, or at places (n, axes) alone.
-
-    NaN where neighbours are too few.
-    """
+    """Return median and robust spread of the neighbours of samples, or of those at places (n, axes)."""
     reach = _reach(plane.shape)
     margins = [(r, r) for r in reach]
     padded = np.pad(np.where(excluded, np.nan, plane), margins, constant_values=np.nan)
@@ -227,7 +222,7 @@ class HotPixels(Strewn):
     Parameters
     ----------
     density : float, optional
-        Part of the pixels that is hot, 0 <= density < 1. None where it is to be found, with `level` and `fixed`.
+        Part of the pixels that is hot, 0 <= density < 1; found with `level` and `fixed` where it is not given.
     level : float
         Mean of what hot pixels add, in the units of the input, >= 0; only `sample` uses it.
     fixed : bool
@@ -242,12 +237,12 @@ class HotPixels(Strewn):
     Notes
     -----
     `reduce` looks for what is sharper than the optics allow, in its frame or in the median over the frames with
-    `fixed`. Warm pixels that noise may reach stay. Dead pixels count too, and so may tracks of cosmic rays. In a signal
-    hot samples are those of `Spikes`.
+    `fixed`; in a signal for `Spikes`. Warm pixels that noise may reach stay. Dead pixels count too, and so may
+    tracks of cosmic rays.
 
     References
     ----------
-    van Dokkum 2001 (doi 10.1086/323894), for what is sharper than the optics.
+    van Dokkum 2001 (doi 10.1086/323894).
 
     Examples
     --------

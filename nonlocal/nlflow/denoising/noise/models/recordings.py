@@ -27,13 +27,7 @@ def check_recording(samples: Array, kind: str) -> None:
 
 
 def channel_of(samples: Any, missing: Any) -> tuple[Floats, NDArray[np.bool_]]:
-    """Return one recording (N,) in double precision, 0 where it is missing, and where it is present.
-
-    Raises
-    ------
-    InputError
-        For anything but one finite recording, and a mask that does not fit.
-    """
+    """Return one recording (N,) in double precision, 0 where it is missing, and where it is present."""
     if missing is None:
         values = check_floats("samples", samples, ndim=1)
         return values, np.ones(len(values), bool)

@@ -1,4 +1,4 @@
-"""Samples of an image that are sharper than its optics allow: hot and dead pixels, and tracks of cosmic rays."""
+"""Samples of an image that are sharper than its optics allow."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ Places = NDArray[np.intp]
 
 @dataclass(frozen=True)
 class Outliers:
-    """Where samples of one channel (H, W) are far from both neighbours along an axis, these being as what is around.
+    """Samples of one channel (H, W) that are sharper than optics of a standard deviation of 0.8 pixels allow.
 
-    Optics of a standard deviation of 0.8 pixels are assumed; the idea is that of van Dokkum 2001 (doi 10.1086/323894).
+    The idea is that of van Dokkum 2001 (doi 10.1086/323894).
     """
 
     rows: Places
@@ -72,7 +72,7 @@ class Outliers:
 
     @property
     def mask(self) -> NDArray[np.bool_]:
-        """Where those are that count."""
+        """Where they count."""
         mask = np.zeros(self.shape, bool)
         mask[self.rows[self.found], self.columns[self.found]] = True
         return mask
