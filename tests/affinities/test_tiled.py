@@ -452,8 +452,12 @@ def test_the_reason_says_what_sums() -> None:
 
 def test_half_precision_where_there_is_no_kernel_for_it() -> None:
     x, domain = torch.from_numpy(FEATURES), nl.Points(np.arange(float(N)))
-    with pytest.raises(nl.InputError, match="precision: got 'bfloat16', expected 'float32' or 'float64' for Laplace"):
-        nl.affinity(nl.Laplace(1.0), domain, x, precision="bfloat16")
+    for half in ("bfloat16", "float16"):
+        for kernel in (nl.Laplace(1.0), nl.Gaussian(0.001), nl.TopHat(0.5)):
+            name = type(kernel).__name__
+            message = f"precision: got '{half}', expected 'float32' or 'float64' for {name}"
+            with pytest.raises(nl.InputError, match=message):
+                nl.affinity(kernel, domain, x, precision=half)
     with pytest.raises(nl.InputError, match="precision: got 'int8', expected one of"):
         nl.affinity(nl.ExpDotProduct(), domain, x, precision="int8")
     for arguments in ({"features": FEATURES}, {"features": x, "method": "dense"}):

@@ -88,6 +88,13 @@ def test_torch(kernel: Any, dtype: str) -> None:
     np.testing.assert_allclose(got.numpy(), kernel.log_matrix(x, y), rtol=tolerance, atol=tolerance)
 
 
+def test_points_in_float16_are_told_by_their_type() -> None:
+    torch = pytest.importorskip("torch", reason="the device code")
+    x = torch.from_numpy(features(3)).to(torch.float16)
+    with pytest.raises(InputError, match=r"x: got float16, .* expected float32 or float64"):
+        Gaussian(width=1.0).log_matrix(x, x)
+
+
 def test_torch_distances_of_close_points() -> None:
     """Far from the origin, close to one another: distances come from differences, so that nothing cancels."""
     torch = pytest.importorskip("torch", reason="the device code")

@@ -157,7 +157,7 @@ class Affinity(ABC):
         return over_channels(measure, law) * self._average(density) * size
 
     def average(self, u: ArrayT) -> ArrayT:
-        """Return the row average Pu, with the shape, dtype and device of `u`; integers become float64.
+        """Return the row average Pu, in float32 or float64, with the shape and device of `u`.
 
         Parameters
         ----------

@@ -273,6 +273,11 @@ class RadialKernel(Kernel):
         """Raise `InputError` unless floats with these limits (`finfo`) hold squares of distances about the `scale`."""
         least, most = math.sqrt(float(limits.smallest_normal)), math.sqrt(float(limits.max)) / _BEYOND
         if 0 < self.scale < math.inf and not least < self.scale < most:
+            if limits.bits < 32:
+                raise InputError(
+                    f"x: got {limits.dtype}, which does not hold squares of distances, expected float32 or float64; "
+                    "convert it (.float())"
+                )
             raise InputError(
                 f"kernel: {self!r} falls within {self.scale:.3g}, expected a distance from {least:.1e} to {most:.1e}, "
                 "whose square is a float; change the unit of points and kernel, or use method='pairwise' "

@@ -70,7 +70,7 @@ class TorchSums:
         self.fused = fused and self._inner and offered(y) and self._fuse()
         if not self.fused:
             self._x, self._y = x, y
-            if isinstance(kernel, RadialKernel):
+            if isinstance(kernel, RadialKernel) and y.dtype in (torch.float32, torch.float64):  # others are refused
                 kernel.check_squares(torch.finfo(y.dtype))
 
     @property
