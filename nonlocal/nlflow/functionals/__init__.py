@@ -1,4 +1,4 @@
-"""Functionals of signals: J and E, their fidelities and minimizers, p-functionals, fractional Laplacians."""
+"""Functionals of signals, and their minimizers."""
 
 import lazy_loader
 

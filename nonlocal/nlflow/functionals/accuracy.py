@@ -1,15 +1,4 @@
-"""When a linear system is solved: one judge for minimizers, limits, implicit steps and their derivatives.
-
-Systems here are D x - C x = b with a positive diagonal D and C >= 0, in which no row of C sums to more than that of D:
-walkers move by C and are stopped at the rate k = (D - C) 1. Each row is looked at over its entry of D. Two numbers tell
-how well x solves a system:
-
-- the residual, of its rows over D, relative to the right-hand side. Since |D^-1 b| <= 2 max |x|, it bounds the backward
-  error of every row;
-- the error. The inverse of such a matrix has no negative entry, so |x - x*| <= v max_i r_i / (A v)_i for each
-  v > 0 with A v > 0, r_i being what is left of row i and what rounding can hide there. v = 1 costs nothing and is
-  enough where walkers are stopped everywhere; otherwise v is a rough solution of A v = D 1.
-"""
+"""The judge of linear systems D x - C x = b with C >= 0: the residual of rows, and the error."""
 
 from __future__ import annotations
 
@@ -37,24 +26,10 @@ Run = Callable[[Array, Array, float], Solved]
 
 @dataclass(frozen=True)
 class Rows:
-    """What is known of the rows of a system.
+    """Rows of a system, ``scaled`` by D, with ``stopped`` at most (D - C) 1 over D.
 
-    Attributes
-    ----------
-    operator, scaled, diagonal : callable
-        v to A v; rows over their entry of D (a matrix where channels are mixed); v to D v.
-    stopped : array or float
-        k / D, or a lower bound of it, broadcastable to signals.
-    axes : tuple of int
-        Of nodes.
-    free : callable
-        v to v with 0 at the nodes where nothing is looked for.
-    pull : Fidelity, optional
-        What mixes the channels; then they are one system.
-    eps : float
-        Unit of rounding of the operator, where it is larger than that of signals.
-    weight : array or float
-        What a solution is multiplied by in the end: its largest value is that of the product.
+    The inverse has no negative entry, so |x - x*| <= v max_i r_i / (A v)_i for v > 0 with A v > 0, r_i being what is
+    left of row i and what rounding can hide there.
     """
 
     operator: Map
@@ -77,10 +52,7 @@ class Rows:
         cls, operator: Map, fidelity: Fidelity | None, like: Array, axes: tuple[int, ...], *,
         outer: Array | float = 1.0, stopped: Array | float = 0.0, free: Map = lambda v: v,
     ) -> Rows:  # fmt: skip
-        """Return the rows of outer ((I - C) + phi) for a fidelity phi, where `stopped` is a part of (I - C) 1.
-
-        `like` is a signal; `outer` and `stopped` hold one number, or one for each node, broadcastable to it.
-        """
+        """Return the rows of outer ((I - C) + phi) for a fidelity phi, where `stopped` is a part of (I - C) 1."""
         if fidelity is None:
             return cls(operator, lambda r: r / outer, lambda v: free(outer * v), stopped + 0 * outer, axes, free)
         given, pull = fidelity, None if fidelity.width == 1 else fidelity
@@ -96,10 +68,7 @@ class Rows:
         )  # fmt: skip
 
     def by_gmres(self, maxiter: int, inner: Callable[[Array, Array], Array] | None = None) -> Run:
-        """Return GMRES for the scaled rows, in bases as large as 40 signals or 512 MiB; `maxiter` applications.
-
-        `inner` returns inner products, one for each system; plain sums by default.
-        """
+        """Return GMRES for the scaled rows, in bases as large as 40 signals or 512 MiB."""
         done, products = 0, inner or self._inner
 
         def run(b: Array, guess: Array, rtol: float) -> Solved:
@@ -117,7 +86,7 @@ class Rows:
     def by_conjugate_gradients(
         self, measure: Array | float, maxiter: int, precondition: Map | None = None, measured: Map = lambda r: r
     ) -> Run:
-        """Return conjugate gradients in the inner product of a measure; rows over their diagonal by default."""
+        """Return conjugate gradients in the inner product of a measure."""
         axes = (*self.axes, -1) if self.mixed else self.axes
 
         def inner(v: Array, w: Array) -> Array:
@@ -138,9 +107,7 @@ class Rows:
     ) -> Solved:  # fmt: skip
         """Solve A x = b until its error is known to be within what is allowed, or rounding is all that is left.
 
-        `beside` is the size of the data that x is a deviation from, of each channel: a hundredth of it counts as large.
-        `compare` solves for the comparison vector, where that is another system. The relative error that is `allowed`
-        is that of `error_allowed` by default.
+        `beside` is the size of the data that x is a deviation from: a hundredth of it counts as large.
         """
         allowed = error_allowed(rtol) if allowed is None else allowed
         if allowed == math.inf:  # nobody asks for a bound
@@ -166,11 +133,7 @@ class Rows:
         self, found: Solved, run: Run | None, b: Array, beside: Array | float, allowed: float,
         comparison: float | None = None,
     ) -> Solved:  # fmt: skip
-        """Return what was found with a bound of its error relative to the largest value of a channel.
-
-        The comparison vector is looked for only where the bound without it is above `allowed`, which may be infinite;
-        `comparison` is what its largest value was before.
-        """
+        """Return what was found with a bound of its error relative to the largest value of a channel."""
         if not math.isfinite(found.residual):
             return replace(found, error=math.inf)
         xp, x = namespace(found.x), found.x

@@ -1,4 +1,4 @@
-"""Values that a signal has at some nodes: Dirichlet and volume constraints."""
+"""Values that a signal has at some nodes."""
 
 from __future__ import annotations
 
@@ -45,17 +45,16 @@ def count_arguments(
 class Constraint:
     """Values that a signal has at some nodes at all times; the other nodes are free.
 
-    A volume constraint of nonlocal calculus (Du, Gunzburger, Lehoucq and Zhou 2012, doi 10.1137/110833294); on a graph
-    the Dirichlet condition.
+    A volume constraint of nonlocal calculus (Du, Gunzburger, Lehoucq and Zhou 2012, doi 10.1137/110833294).
 
     Parameters
     ----------
     nodes : array of bool of shape ``domain.shape``, or array of int
-        Where the values are given: a mask, or the numbers of M nodes in the order of ``domain.nodes``, each once.
+        A mask, or the numbers of M nodes in the order of ``domain.nodes``, each once.
     values : float, array or callable
         One number; an array of shape (M,) or (M, D), in the order of `nodes` (that of the domain for a mask); or one
         shaped like the signal, of which the constrained nodes count. A callable of t, or of t and the constrained
-        nodes x of shape (M, m), returns one of these. They are rounded to the dtype of the signal.
+        nodes x of shape (M, m), returns one of these.
 
     Raises
     ------
@@ -96,7 +95,7 @@ class Constraint:
         self.values = values if self.timed else _checked(values)
 
     def on(self, affinity: Affinity, name: str = "constraint") -> Held:
-        """Return the constraint on the nodes of an affinity."""
+        """Return it on an affinity."""
         return Held(self, affinity, name)
 
     def __repr__(self) -> str:
@@ -105,7 +104,7 @@ class Constraint:
 
 
 def as_constraint(affinity: Affinity, given: Any) -> Held | None:
-    """Return a constraint on the nodes of an affinity, None for None, or raise `InputError`."""
+    """Return a constraint on an affinity, or None for None."""
     if given is None or isinstance(given, Held):
         return given
     if not isinstance(given, Constraint):
@@ -120,7 +119,7 @@ def _checked(values: Any) -> Array:
 
 
 class Held:
-    """A constraint on the nodes of a domain; `mask` says which."""
+    """A constraint on a domain."""
 
     def __init__(self, given: Constraint, affinity: Affinity, name: str) -> None:
         if affinity.whole_shape != affinity.domain.shape:
@@ -156,7 +155,7 @@ class Held:
         return self._kept[1]
 
     def held(self, u: Array, t: float) -> Array:
-        """Return `u` with the values at its constrained nodes; `u` itself where it has them."""
+        """Return `u` with the values, itself where it has them."""
         values, mask = self.at(t, u), self._mask(u)
         result = namespace(u).where(mask, values, u)
         return u if is_numpy(u) and np.array_equal(result, u) else result
@@ -170,7 +169,7 @@ class Held:
         return namespace(v).where(self._mask(v), v.dtype.type(0) if is_numpy(v) else 0 * v, v)
 
     def given(self) -> list[Any]:
-        """Return what tells the constraint from others; values that change with time are those of `at`."""
+        """Return what tells the constraint from others."""
         own = [self.mask.astype(np.float64)]
         return own if self.timed else [*own, np.asarray(to_numpy(self._given.values), dtype=np.float64)]
 

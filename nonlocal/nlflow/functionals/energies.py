@@ -118,8 +118,6 @@ class J:
         ------
         NumericalError
             When the value overflows.
-        InputError
-            For a wrong shape, NaN or infinity.
         """
         u = self.affinity.check_signal("u", u)
         if average is not None:
@@ -131,7 +129,7 @@ class J:
         return value
 
     def pending(self, u: Array, *, normalize: bool = False, average: Array | None = None) -> Pending:
-        """Return the value as a number that may still lie on a device."""
+        """Return the value, which may still lie on a device."""
         unit = unit_of(u)
 
         def formed(unit: float, form: float, *total: float) -> float:
@@ -140,9 +138,9 @@ class J:
         return Pending(formed, unit, self._form(u, average, unit), *self.affinity.total_parts())
 
     def gradient(self, u: Array, metric: str | Metric = "l2", *, average: Array | None = None) -> Array:
-        """Return the gradient of J in a metric, Lu (``l2``) or u - Pu (``degree``), at the cost of one average.
+        """Return the gradient of J in a metric, Lu (``l2``) or u - Pu (``degree``), in the inner product with weights w or w d.
 
-        In the inner product sum_i w_i a_i . b_i, or sum_i w_i d_i a_i . b_i. A `ConservedMetric` takes more averages.
+        Costs one average; a `ConservedMetric` takes more.
         """
         inner = as_metric(metric)
         u = self.affinity.check_signal("u", u)
@@ -175,9 +173,9 @@ class J:
         start: Array | None = None,
         preconditioner: str = "auto",
     ) -> Minimizer:
-        """Return the minimizer of J among the signals with the values of a constraint, the harmonic extension.
+        """Return the harmonic extension: the minimizer of J among the signals with the values of a constraint.
 
-        (Pu)_i = u_i at free nodes. Arguments as those of `E.minimizer`, without ``preconditioner="transform"``.
+        Arguments as those of `E.minimizer`, without ``preconditioner="transform"``.
 
         Raises
         ------
@@ -309,7 +307,7 @@ class E(J):
 
     @property
     def tracked(self) -> bool:
-        """Whether something that it is made of requires a gradient."""
+        """Whether it requires a gradient."""
         return self.affinity.tracked or self._fidelity.tracked or getattr(self._observed, "requires_grad", False)
 
     @property
@@ -384,10 +382,10 @@ class E(J):
         start: Array | None = None,
         preconditioner: str = "auto",
     ) -> Minimizer:
-        """Return the minimizer u*, (L + lambda) u* = lambda f, by preconditioned conjugate gradients.
+        """Return the minimizer u*, (L + lambda) u* = lambda f, by preconditioned conjugate gradients, one average an iteration.
 
-        One average an iteration. On a part of the domain that sees no node with a fidelity > 0 every constant is as
-        good: u is one of them, and its error has no bound.
+        On a part of the domain that sees no node with a fidelity > 0 every constant is as good: u is one of them, and
+        its error has no bound.
 
         Parameters
         ----------
@@ -400,15 +398,14 @@ class E(J):
         start : array, optional
             First guess; f by default, or a constant for a transform.
         preconditioner : {'auto', 'diagonal', 'transform', 'multigrid', 'graph', 'sweeps', 'direct'}
-            The message tells which one was used.
+            ``auto`` chooses among the next three:
 
-            - ``auto``: chosen among the next three
-            - ``diagonal``: that of the fidelity, at no cost
-            - ``transform``: the Fourier or cosine transform, for position kernels on periodic and reflecting grids
-            - ``multigrid``: for stencils and graphs of NumPy features
+            - ``diagonal``
+            - ``transform``: position kernels on periodic and reflecting grids
+            - ``multigrid``: stencils and graphs of NumPy features
             - ``direct``: sparse elimination for a symmetric graph of edges; without a constraint also Cholesky's method
               for dense affinities, N^3 / 3 operations
-            - ``sweeps``: Gauss-Seidel sweeps in float32, for a symmetric graph of edges
+            - ``sweeps``: Gauss-Seidel in float32, for a symmetric graph of edges
             - ``graph``: up to 2048 nodes ``direct`` where it loses no digits, else ``sweeps``, then multigrid
 
         Raises
@@ -417,8 +414,7 @@ class E(J):
             Where every constant is a minimizer; for a preconditioner that does not exist for this functional; with a
             constraint where a part of the domain sees neither a constrained node nor one with a fidelity > 0.
         MemoryLimitError
-            When ``multigrid`` or ``direct`` is asked for and its set-up would pass the limit: half of the memory, or
-            ``NLFLOW_MEMORY_LIMIT``.
+            When ``multigrid`` or ``direct`` is asked for and its set-up would pass the limit.
         """
         f = self._observed
         check_untracked("observed, fidelity or features", self.tracked, "nlflow.flows.derivatives.minimizer")

@@ -1,4 +1,4 @@
-"""Fidelity operators Lambda, which draw a signal to the observed one by a number or a matrix at each node."""
+"""Fidelity operators Lambda, which draw a signal to the observed one."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Fidelity(ABC):
 
     @property
     def tracked(self) -> bool:
-        """Whether something that it is made of requires a gradient."""
+        """Whether it requires a gradient."""
         return any(getattr(value, "requires_grad", False) for value in vars(self).values())
 
     def stated(self, like: Array) -> Array | float:
@@ -78,7 +78,7 @@ class Fidelity(ABC):
 
 @dataclass(frozen=True)
 class NodeFidelity(Fidelity):
-    """A fidelity of one number, or of one for each node."""
+    """A fidelity of numbers."""
 
     values: Array | float
 
@@ -164,7 +164,7 @@ class MatrixFidelity(Fidelity):
     Parameters
     ----------
     values : array of shape ``domain.shape + (D, D)``
-        Node axes of length 1 are shared: ``(G, 1, D, D)`` is one matrix for each group of nodes.
+        Node axes of length 1 are shared.
     dtype : dtype, optional
         Precision to compute in; that of the values by default.
 
@@ -174,10 +174,6 @@ class MatrixFidelity(Fidelity):
         For matrices that are not symmetric positive semidefinite (beyond rounding), NaN or infinity.
     MemoryLimitError
         When the matrices and their eigenvectors would pass the limit.
-
-    Notes
-    -----
-    The eigenvectors are computed once, O(D^3) for each matrix; `times` and `damped` cost O(D^2) for each vector.
     """
 
     def __init__(self, values: Any, dtype: Any = None) -> None:
@@ -218,7 +214,7 @@ class MatrixFidelity(Fidelity):
 
     @property
     def values(self) -> Array:
-        """The matrices, with shared axes of length 1."""
+        """The matrices."""
         return self._matrices if isinstance(self._scale, float) and self._scale == 1 else self._of_nodes(self._matrices)
 
     def stated(self, like: Array) -> Array:
@@ -228,7 +224,7 @@ class MatrixFidelity(Fidelity):
 
     @property
     def width(self) -> int:
-        """D, the number of channels."""
+        """Number of channels."""
         return int(self._matrices.shape[-1])
 
     @property
@@ -249,7 +245,7 @@ class MatrixFidelity(Fidelity):
         return self._in_eigenvectors(v, 1 / (1 + strength))
 
     def implicit_step(self, v: Array, observed: Array, step: float) -> Array:
-        """Return v + step Lambda (I + step Lambda)^-1 (f - v), which does not cancel."""
+        """See `Fidelity.implicit_step`; this form does not cancel."""
         if self._learnt:
             return v + self._solve(step * self.times(observed - v), step)
         strength = step * self._strengths(v)

@@ -1,4 +1,4 @@
-"""Linear forward operators A, which say what is measured of a signal, and E with one."""
+"""Linear forward operators A, and E with one."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ class Forward:
     ----------
     operator : array of shape (M, N), sparse matrix, linear operator, or pair of functions
         A matrix; an object with ``shape``, ``matvec`` and ``rmatvec``; or ``(apply, adjoint)``, functions of arrays of
-        the shapes of signal and data. Matrices and linear operators act on what ``ravel`` makes of a signal.
+        the shapes of signal and data. The first two act on what ``ravel`` makes of a signal.
     shape : int or tuple of int
         Of the signals; their sizes multiply to N.
     data_shape : int or tuple of int, optional
-        Of the data: (M,) for matrices and linear operators, what the function returns for functions by default.
+        Of the data: (M,), or what the function returns, by default.
     rtol : float, optional
         Mismatch that the test allows; by default 6 sqrt(M + N) units of rounding of the dtype that the operator
         returns.
@@ -51,11 +51,6 @@ class Forward:
         For complex operators, sizes that do not fit, an operator that maps everything to 0, and a wrong adjoint.
     NumericalError
         For NaN and infinity from the operator.
-
-    Notes
-    -----
-    The test draws u and w from a normal distribution, takes v = Au / rms(Au) + w, and compares <Au, v> with <u, A'v>,
-    relative to |Au| |v| + |u| |A'v|. It costs three applications of A and of A'.
 
     Examples
     --------
@@ -160,7 +155,10 @@ class Forward:
         return _checked(self._adjoint(v), self.shape, "A'v")
 
     def _test(self, rtol: float | None) -> None:
-        """Raise `InputError` unless A' is the adjoint of A, as far as random signals tell; then both are linear."""
+        """Raise `InputError` unless <Au, v> = <u, A'v> for random u and v = Au / rms(Au) + w, within rtol (|Au| |v| + |u| |A'v|).
+
+        A part of v lies along Au, so that a wrong factor shows in full.
+        """
         draws = [self._draw(np.random.default_rng(seed)) for seed in range(_DRAWS)]
         roughest = max(float(np.finfo(a.dtype).eps) for a in draws[0] if a.dtype.kind == "f")
         allowed = _LAMBDA * math.sqrt(self.size + self.data_size) * roughest / 2 if rtol is None else rtol
@@ -221,10 +219,12 @@ def checked_shape(name: str, value: Any) -> tuple[int, ...]:
 class EA(J):
     """Nonlocal Dirichlet energy with a forward operator, E_A(u) = J(u) + |A u - f|^2 / (2 sigma^2).
 
+    (Gilboa and Osher 2008, doi 10.1137/070698592; Lou, Zhang, Osher and Bertozzi 2010, doi 10.1007/s10915-009-9320-2.)
+
     Parameters
     ----------
     affinity : Affinity
-        Of k, frozen; it is symmetrized to K = k + k^T here. Of NumPy features.
+        Of k, frozen, of NumPy features; it is symmetrized to K = k + k^T here.
     data : array of the data's shape
         What was measured, f.
     forward : Forward
@@ -236,10 +236,6 @@ class EA(J):
     ------
     InputError
         For signals of `forward` that are none of the domain, data of another shape, sigma <= 0, NaN or infinity.
-
-    References
-    ----------
-    Gilboa and Osher 2008 (doi 10.1137/070698592); Lou, Zhang, Osher and Bertozzi 2010 (doi 10.1007/s10915-009-9320-2).
 
     Examples
     --------
@@ -353,7 +349,7 @@ class EA(J):
 
 
 def total(a: Array, b: Array) -> Array:
-    """Return the inner product of two arrays."""
+    """Sum of products."""
     return np.asarray(np.sum(a * b, dtype=np.float64, keepdims=True))
 
 
@@ -364,7 +360,7 @@ def _told(found: Solved, rtol: float) -> Minimizer:
 
 
 def nearest(forward: Forward, data: Array, near: Array, pull: float, rtol: float, maxiter: int) -> Minimizer:
-    """Return the minimizer u of |A u - f|^2 / 2 + pull |u - near|^2 / 2, the proximal map of a misfit."""
+    """Return the minimizer u of |A u - f|^2 / 2 + pull |u - near|^2 / 2."""
     check_array("near", near)
     right = forward.adjoint(data - forward.apply(near))
     found = conjugate_gradients(

@@ -1,4 +1,4 @@
-"""Fractional Laplacians on grids: a flight that is killed where it leaves the domain."""
+"""Fractional Laplacians on grids."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ _WIDTH = {1: 64, 2: 1, 3: 1}  # of the strip in nodes; on a line a wide one cost
 class Capacitance:
     """The inverse of the operator on a periodic box, corrected so that it is 0 in a strip around the domain.
 
-    With G the inverse on the box, S the strip: G - G_S (G_SS)^-1 G_S^T (Buzbee, Dorr, George and Golub 1971, doi
-    10.1137/0708066). Nodes with a large `extra` diagonal join the strip. O(N log N + |S|^3).
+    (Buzbee, Dorr, George and Golub 1971, doi 10.1137/0708066.) O(N log N + |S|^3) for a strip of |S| nodes, to which
+    nodes with a large `extra` diagonal belong.
     """
 
     def __init__(self, region: Region, lattice: Lattice, extra: Floats) -> None:
@@ -84,7 +84,7 @@ class Capacitance:
 
     @property
     def size(self) -> int:
-        """Number of nodes of the strip; 0 where it is left out."""
+        """Nodes of the strip; 0 where it is left out."""
         return 0 if self._factor is None else len(self._strip)
 
     def _green(self, values: NDArray[Any], nodes: NDArray[np.intp]) -> NDArray[Any]:
@@ -238,7 +238,7 @@ class FractionalLaplacian:
         ----------
         u : array of shape ``domain.shape`` or ``domain.shape + (D,)``
         exterior : float or array of shape ``grid.shape``
-            u outside the domain. An array holds it on the nodes of the grid that are outside; it is 0 beyond the grid.
+            u outside the domain; an array is followed by 0 beyond the grid.
 
         Raises
         ------
@@ -280,7 +280,7 @@ class FractionalLaplacian:
     def solve(self, rhs: Any, exterior: Any = 0.0, *, rtol: float | None = None, maxiter: int = 1000) -> Minimizer:
         """Return u with A u = rhs inside and u = exterior outside, by preconditioned conjugate gradients.
 
-        On a torus the u of mean 0, by the transform. The preconditioner is kept, up to 512 MiB.
+        On a torus the u of mean 0. The preconditioner is kept, up to 512 MiB.
 
         Parameters
         ----------

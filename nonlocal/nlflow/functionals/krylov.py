@@ -1,4 +1,4 @@
-"""Krylov methods for many right-hand sides at once: conjugate gradients in any inner product, GMRES, Lanczos."""
+"""Krylov methods for many right-hand sides at once."""
 
 from __future__ import annotations
 
@@ -18,21 +18,7 @@ _LOOK = 16  # iterations between two questions whether another preconditioner wo
 
 @dataclass(frozen=True)
 class Solved:
-    """Solution of a linear system.
-
-    Attributes
-    ----------
-    x : array
-    residual : float
-        The largest relative one over the systems.
-    iterations : int
-    left : array, optional
-        b - A x.
-    error : float
-        What x is off by at most, relative to its largest value, where somebody asked (`nlflow.functionals.accuracy`).
-    comparison : float, optional
-        How much the system can magnify what is left of a row, where it had to be found out.
-    """
+    """Solution of a linear system: the largest relative residual, b - A x as `left`, and a bound of the relative error."""
 
     x: Array
     residual: float
@@ -43,15 +29,12 @@ class Solved:
 
 
 def default_rtol(like: Array) -> float:
-    """Return the relative residual that is asked for where nobody asks: 1e-5 in float32, 1e-10 in float64."""
+    """Return 1e-5 in float32, 1e-10 in float64."""
     return 1e-5 if like.dtype == namespace(like).float32 else 1e-10
 
 
 def error_allowed(rtol: float) -> float:
-    """Return the relative error that a solution may have which is asked for to `rtol`: 1e-6 in float64 by default.
-
-    Infinite from rtol = 1e-4 on, where nobody asks for digits.
-    """
+    """Return the relative error that a solution to `rtol` may have, infinite from rtol = 1e-4 on."""
     return _MAGNIFIED * rtol if _MAGNIFIED * rtol < 1 else math.inf
 
 
@@ -82,31 +65,11 @@ def conjugate_gradients(
     measured: Callable[[Array], Array] = lambda r: r,
     beside: Callable[[], int] = lambda: 0,
 ) -> Solved:
-    """Solve ``operator(x) = b`` for an operator that is self-adjoint and positive in `inner`.
+    """Solve ``operator(x) = b`` for an operator that is self-adjoint and positive in `inner`, as `precondition` is.
 
-    Parameters
-    ----------
-    operator, precondition : callable
-        Linear, both self-adjoint and positive in `inner`.
-    b, x : array
-        Right-hand sides and first guess.
-    inner : callable
-        Inner product of two arrays, one number for each system, broadcastable to `b`.
-    rtol : float
-        Stop when every system's residual norm is at most this times the norm of its right-hand side.
-    maxiter : int
-    reconsider : callable, optional
-        Asked at the start and after each 16 iterations, with the iterations and the residual so far, for another
-        preconditioner; None keeps the one there is.
-    measured : callable
-        What norms are taken of, for residuals and right-hand sides: entries in units that can be compared.
-    beside : callable
-        Iterations that the preconditioner took since it was last asked; they count.
-
-    Returns
-    -------
-    Solved
-        Its residual is recomputed from `x`; infinite or NaN where the iteration broke down.
+    `inner` returns one number for each system. `reconsider` is asked at the start and after each 16 iterations for
+    another preconditioner; `beside` counts iterations of the preconditioner. The residual, in norms of what `measured`
+    returns, is recomputed from x; infinite or NaN where the iteration broke down.
     """
     xp = namespace(b)
     told = measured(b)
@@ -187,25 +150,8 @@ def gmres(
 ) -> Solved:
     """Solve ``operator(x) = b`` for systems side by side, each in a Krylov space of its own (Saad and Schultz 1986).
 
-    (doi 10.1137/0907058.) The systems are orthogonalized one by one, but the operator is applied to all together. For
-    tensors the basis stays on their device, which is asked for one column of the Hessenberg matrices an iteration.
-
-    Parameters
-    ----------
-    operator : callable
-        Linear, the same for each system.
-    b, x : array of shape (N, D), or of the shape that `inner` is for
-        Right-hand sides and first guess; None for 0, which spares an application of the operator.
-    rtol : float
-        Stop when every system's residual is at most this times its right-hand side, norms of `inner`.
-    maxiter : int
-        Applications of the operator.
-    restart : int
-        Largest dimension of the Krylov spaces, which take ``8 restart N D`` bytes.
-    inner : callable
-        Inner products of two arrays in float64, one number for each system, shape (systems,), broadcastable to `b`.
-    subtract : callable, optional
-        ``w - shares * v`` of w, shares and v, which may be written over w.
+    (doi 10.1137/0907058.) `maxiter` counts applications, `restart` bounds the dimension of a space, `inner` returns
+    numbers of shape (systems,). A first guess of None is 0 and spares an application.
     """
     xp = namespace(b)
 
@@ -265,31 +211,9 @@ def gmres(
 class Lanczos:
     """Lanczos iterations for vectors side by side, each with a tridiagonal matrix T of its own.
 
-    After k steps A V = V T + b v e_k^T, with V orthonormal in the inner product, v a unit vector beside it, and b the
-    last of `betas`. One application of the operator a step, for all vectors together (Lanczos 1950, doi
-    10.6028/jres.045.026).
-
-    Parameters
-    ----------
-    operator : callable
-        Linear and self-adjoint in `inner`.
-    v : array
-        Where it starts.
-    inner : callable
-        Inner product of two arrays in float64, one number for each system, broadcastable to `v`.
-    keep : bool
-        Keep V, and make each vector orthogonal to all before it; else three vectors are enough, for eigenvalues of T.
-    free : callable
-        Projects on the space in which the iteration is to stay.
-
-    Attributes
-    ----------
-    sizes : array of shape (systems,)
-        Norms of `v`.
-    alphas, betas : list of arrays of shape (systems,)
-        The diagonal of T, and what is beside it; b ends the second list. 0 from where a system is exhausted on.
-    basis : list of arrays
-        V, or its last vectors.
+    After k steps A V = V T + b v e_k^T, with V orthonormal in `inner` (Lanczos 1950, doi 10.6028/jres.045.026).
+    `alphas` and `betas` hold the entries of T, the last of which is b, 0 from where a system is exhausted on. `keep`
+    keeps V and makes each vector orthogonal to those before it; `free` projects.
     """
 
     def __init__(
@@ -313,7 +237,7 @@ class Lanczos:
         self._beside: Array | None = None  # the last of `betas`
 
     def step(self) -> bool:
-        """Take a step; return whether any system has something left."""
+        """Take a step; return whether any is left."""
         now = self.basis[-1]
         xp = namespace(now)
         w = self._operator(now)
@@ -338,12 +262,12 @@ class Lanczos:
         return bool((row[1] > 0).any())
 
     def eigen(self, system: int) -> tuple[Floats, Floats]:
-        """Return the eigenvalues of T of a system, and its eigenvectors as columns."""
+        """Return eigenvalues and eigenvectors of T."""
         alphas, betas = self.tridiagonal(system)
         return eigen_tridiagonal(alphas, betas[:-1])
 
     def tridiagonal(self, system: int) -> tuple[Floats, Floats]:
-        """Return the diagonal of T of a system and what is beside it, with b as the last entry."""
+        """Return T's diagonals, with b last."""
         alphas = np.array([alpha[system] for alpha in self.alphas])
         betas = np.array([beta[system] for beta in self.betas])
         ends = np.flatnonzero(betas == 0)
@@ -352,7 +276,7 @@ class Lanczos:
 
 
 def eigen_tridiagonal(diagonal: Floats, beside: Floats) -> tuple[Floats, Floats]:
-    """Return eigenvalues of a symmetric tridiagonal matrix, and its eigenvectors as columns."""
+    """Return eigenvalues and eigenvectors."""
     from scipy.linalg import eigh_tridiagonal
 
     if len(diagonal) == 1:
@@ -362,7 +286,6 @@ def eigen_tridiagonal(diagonal: Floats, beside: Floats) -> tuple[Floats, Floats]
 
 
 def _over(v: Array, size: Array) -> Array:
-    """Return v / size, and 0 where size is 0."""
     xp = namespace(v)
     safe = xp.where(size > 0, size, xp.ones_like(size))
     return xp.where(size > 0, v / xp.astype(safe, v.dtype), xp.zeros_like(v))

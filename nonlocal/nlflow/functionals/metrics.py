@@ -20,20 +20,8 @@ from nlflow.functionals.fidelity import Fidelity
 class Metric:
     """Inner product of signals; the flow of E in it is du/dt = B (r (Pu - u) + phi (f - u) + R(u) + g).
 
-    r and phi are those of a measure of nodes. B is the identity where the inner product is a sum over nodes; a metric
-    of another kind overrides `moved`, `force_bound`, `diffusion_bound` and `bounds`.
-
-    Attributes
-    ----------
-    name : str
-    measure : {'l2', 'degree'}
-        The measure of nodes, m = w or m = w d / sum w d.
-    by_nodes : bool
-        Whether B is the identity.
-    conserves : bool
-        Whether the mean of B times a force is 0 whatever the force.
-    varies : bool
-        Whether B depends on the signal; then it is that of ``at(u)``.
+    r and phi are those of a measure of nodes, w or w d / sum w d. B is 1 where `by_nodes`; else a metric overrides
+    `moved` and the bounds. `conserves` says that B keeps the mean, `varies` that B is that of ``at(u)``.
     """
 
     name: ClassVar[str]
@@ -44,7 +32,7 @@ class Metric:
 
     @property
     def normalized(self) -> bool:
-        """Whether the measure is over its sum, since degrees may be out of the range of floats; then r = 1."""
+        """Whether r = 1: degrees may be out of the range of floats."""
         return self.measure == "degree"
 
     def rate(self, affinity: Affinity) -> Array | float:
@@ -65,12 +53,12 @@ class Metric:
         """Raise `InputError` for other nodes."""
 
     def self_adjoint(self, affinity: Affinity, fidelity: Fidelity | None) -> bool:
-        """Whether B (r (I - P) + phi) is self-adjoint in the measure, r (I - P) being so."""
+        """Whether B (r (I - P) + phi) is self-adjoint where r (I - P) is."""
         del affinity
         return self.by_nodes or fidelity is None or fidelity.uniform is not None
 
     def given(self) -> list[Any]:
-        """Return what tells the metric from others of its name."""
+        """Return what tells it from others of its name."""
         return []
 
     def force_bound(self, bound: float) -> float:
@@ -109,8 +97,8 @@ class ConservedMetric(Metric):
         (M mu)_i = sum_j w_j K_ij (m_i + m_j) / 2 (mu_i - mu_j)
 
     With `J` and `AllenCahn` this is the nonlocal Cahn-Hilliard equation (Gajewski and Zacharias 2003, doi
-    10.1016/S0022-247X(02)00425-0; Du, Ju, Li and Qiao 2018, doi 10.1016/j.jcp.2018.02.023). Fidelity, reaction and
-    source are parts of mu: they move mass and add none. A constraint does not conserve the sum.
+    10.1016/S0022-247X(02)00425-0; Du, Ju, Li and Qiao 2018, doi 10.1016/j.jcp.2018.02.023). A constraint does not
+    conserve the sum.
 
     Parameters
     ----------

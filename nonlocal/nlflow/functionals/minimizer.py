@@ -1,4 +1,4 @@
-"""Minimizers: the record of a result, and the linear system that the minimizer of E solves."""
+"""Minimizers, and the linear system that the minimizer of E solves."""
 
 from __future__ import annotations
 
@@ -39,14 +39,12 @@ class Minimizer(Brief):
     u : array
         Shaped like the observed signal.
     residual : float
-        What is left of its equation, relative to the right-hand side and recomputed from `u`. For a minimizer of E the
-        larger of two ratios: that of the norms in the degree measure, and that of the largest entries. Entries are
-        divided by 1 + fidelity~ before; else a node of a large fidelity would hide the others.
+        What is left of its equation, relative to the right-hand side. For a minimizer of E the larger of two ratios:
+        that of the norms in the degree measure, and that of the largest entries, rows over 1 + lambda~.
     iterations : int
     success : bool
-        Whether the residual is within the tolerance rtol, and the error of `u`, as far as it is known from the residual
-        and what rounding can hide in it, within 10^4 rtol of its largest value, or of a hundredth of the spread of the
-        data where that is more (for rtol < 1e-4).
+        Whether the residual is within rtol; for rtol < 1e-4 also whether a bound of the error of `u` is within 10^4
+        rtol of its largest value, or of a hundredth of the spread of the data where that is more.
     message : str
     """
 
@@ -60,11 +58,7 @@ class Minimizer(Brief):
 def minimize(
     affinity: Affinity, fidelity: Fidelity, f: Array, start: Array | None, *, rtol: float, maxiter: int, name: str
 ) -> Minimizer:
-    """Return the minimizer u of E, ((I - P) + phi) u = phi f, by preconditioned conjugate gradients.
-
-    phi is the fidelity of the degree metric, in whose inner product the system is self-adjoint; `name` is that of a
-    preconditioner, see `nlflow.E.minimizer`.
-    """
+    """Return the minimizer u of E by preconditioned conjugate gradients."""
     xp = namespace(f)
     measure = over_channels(affinity.measure("degree", f, by_item=True), f)
     axes = tuple(range(len(affinity.domain.shape)))
@@ -133,9 +127,7 @@ def minimize_held(
 ) -> Minimizer:  # fmt: skip
     """Return the minimizer u of E among the signals with the values of a constraint.
 
-    With M zero at its nodes and g the values: M ((I - P) + phi) M v = M (phi f - ((I - P) + phi) g), u = v + g, less a
-    constant. Self-adjoint and positive between the free nodes, which conjugate gradients never leave. The fidelity may
-    be 0 everywhere; a source s / d is added to the right-hand side.
+    With M zero at its nodes and g the values: M ((I - P) + phi) M v = M (phi f - ((I - P) + phi) g), u = v + g.
     """
     if held.timed:
         raise InputError("constraint: got values that depend on time, expected those of one moment for a minimizer")
@@ -180,11 +172,7 @@ def minimize_held(
 def minimize_source(
     affinity: Affinity, source: Array, start: Array | None, *, rtol: float, maxiter: int, name: str
 ) -> Minimizer:
-    """Return the minimizer u of J(u) - sum_i w_i s_i . u_i, (I - P) u = s / d, with mean 0 in the degree measure.
-
-    That is the limit of the minimizers of E with f = s / (d lambda~) as lambda~ falls to 0. On a graph of several
-    connected components both s and u have mean 0 on each.
-    """
+    """Return the minimizer u of J(u) - sum_i w_i s_i . u_i, with mean 0 in the degree measure."""
     if name == "transform":
         raise InputError("preconditioner: got 'transform', expected another one with a source")
     xp, shape = namespace(source), affinity.domain.shape
@@ -288,8 +276,7 @@ def minimize_direct(affinity: Affinity, fidelity: Fidelity, f: Array) -> Minimiz
     """Return the minimizer of E for a dense affinity by Cholesky's method, N^3 / 3 operations.
 
     ((1 + phi) I - S) v = phi m^1/2 f with S_ij = (P_ij P_ji)^1/2 and v = m^1/2 u. Off its diagonal nothing is positive,
-    so for f >= 0 terms cancel in the pivots alone: each u_i, however small it is beside the others, is right to some
-    N eps (1 + 1 / phi) of itself.
+    so for f >= 0 terms cancel in the pivots alone.
     """
     from scipy.linalg import cho_factor, cho_solve
 
@@ -331,7 +318,7 @@ def minimize_direct(affinity: Affinity, fidelity: Fidelity, f: Array) -> Minimiz
 
 
 def inner_product(measure: Array, axes: tuple[int, ...], fidelity: Fidelity) -> Callable[[Array, Array], Array]:
-    """Return the inner product in a measure. A matrix couples the channels: they are one system, otherwise one each."""
+    """Return the inner product in a measure, of all channels as one system where a matrix couples them."""
     xp = namespace(measure)
 
     def inner(a: Array, b: Array) -> Array:
@@ -342,7 +329,7 @@ def inner_product(measure: Array, axes: tuple[int, ...], fidelity: Fidelity) -> 
 
 
 def _total(weights: Array, v: Array, axes: tuple[int, ...]) -> Array:
-    """Return the sum of weights v over nodes, of each channel, float64; `weights` has the channels of `v`, or one."""
+    """Return the sum of weights v over nodes, of each channel, float64."""
     xp = namespace(v)
     if not is_numpy(v) or v.ndim == len(axes) or v.shape[-1] == 1:
         return xp.sum(weights * v, axis=axes, keepdims=True, dtype=xp.float64)
@@ -381,7 +368,7 @@ def _told(result: Solved, rtol: float, choice: Choice) -> Minimizer:
 
 
 def told(result: Solved, rtol: float, used: str = "") -> Minimizer:
-    """Return the record of what conjugate gradients found, with a preconditioner that has a name."""
+    """Return the record of what conjugate gradients found."""
     success, advice = verdict(result.residual, rtol, result.error)
     message = f"residual {result.residual:.3g} after {result.iterations} iterations{advice}"
     message += f"; preconditioner: {used}" if used else ""

@@ -1,4 +1,4 @@
-"""Misfits g(u, f) other than the square, convex in u and least at u = f."""
+"""Misfits g(u, f), convex in u and least at u = f."""
 
 from __future__ import annotations
 
@@ -14,14 +14,9 @@ from nlflow.errors import InputError, all_digits, check_number
 
 
 class Misfit(ABC):
-    """Contract of a misfit g(u, f), element by element over arrays in float64.
+    """Contract of a misfit g(u, f), element by element in float64.
 
-    Attributes
-    ----------
-    degree : int
-        g(s u, s f) = s^degree g(u, f), up to what `scaled` says.
-    curvature : float
-        Bound of its second derivative, or infinity.
+    g(s u, s f) = s^degree g(u, f), up to what `scaled` says; `curvature` bounds its second derivative.
     """
 
     degree: int
@@ -33,10 +28,10 @@ class Misfit(ABC):
 
     @abstractmethod
     def slopes(self, u: Any, f: Any, smoothing: float = 0.0) -> tuple[Floats, Floats]:
-        """Return the first and the second derivative of `value` by u."""
+        """Return first and second derivatives of `value`."""
 
     def bent(self, u: Any, f: Any, smoothing: float, dual: Floats) -> Floats:
-        """Return the second derivative, or what stands for it beside a dual field; see `L1`."""
+        """Return the second derivative, or what stands for it beside a dual field."""
         del dual
         return self.slopes(u, f, smoothing)[1]
 
@@ -54,7 +49,7 @@ class Misfit(ABC):
         return self
 
     def floor(self, u: Floats) -> Floats | None:
-        """Return what u has to be above; None where there is no bound."""
+        """Return what u has to be above, or None."""
         del u
         return None
 
@@ -105,11 +100,11 @@ class L1(Misfit):
     degree = 1
 
     def value(self, u: Any, f: Any, smoothing: float = 0.0) -> Floats:
-        """Return |u - f|, or a hyperbola."""
+        """See `Misfit.value`."""
         return np.asarray(np.hypot(u - f, smoothing))
 
     def slopes(self, u: Any, f: Any, smoothing: float = 0.0) -> tuple[Floats, Floats]:
-        """Return derivatives; 0 at u = f without smoothing."""
+        """See `Misfit.slopes`."""
         d = np.asarray(u - f, dtype=np.float64)
         if smoothing == 0:
             return np.sign(d), np.zeros_like(d)
@@ -119,8 +114,7 @@ class L1(Misfit):
     def bent(self, u: Any, f: Any, smoothing: float, dual: Floats) -> Floats:
         """Return (1 - q d / l) / l with d = u - f, l its smoothed length and q the dual field.
 
-        Newton's method for q l = d, nearly linear where d / l is not (Chan, Golub and Mulet 1999, doi
-        10.1137/S1064827596299767).
+        Newton's method for q l = d, nearly linear (Chan, Golub and Mulet 1999, doi 10.1137/S1064827596299767).
         """
         d = np.asarray(u - f, dtype=np.float64)
         length = np.hypot(d, smoothing)
@@ -164,7 +158,7 @@ class Huber(Misfit):
         return np.asarray(near * (d - near / 2))
 
     def slopes(self, u: Any, f: Any, smoothing: float = 0.0) -> tuple[Floats, Floats]:
-        """Return derivatives; smoothing is the curvature beyond delta."""
+        """See `Misfit.slopes`."""
         d = np.asarray(u - f, dtype=np.float64)
         return np.clip(d, -self.delta, self.delta), np.where(np.abs(d) <= self.delta, 1.0, smoothing)
 

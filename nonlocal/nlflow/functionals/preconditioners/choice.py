@@ -44,19 +44,7 @@ _QUICK = 16  # iterations with the diagonal below which it is not
 
 
 class Choice:
-    """Which preconditioner conjugate gradients begin with, and which they go on with.
-
-    ``auto`` looks at iterations, never at a clock, so the same system always gets the same one. `fidelity` is that of
-    the degree metric, `operator` maps v to ((I - P) + phi) v, `like` is a signal, and `held` are the nodes of a
-    constraint, which elimination and sweeps take into account.
-
-    Raises
-    ------
-    InputError
-        For one that does not exist for this system.
-    MemoryLimitError
-        When multigrid or elimination is asked for and its set-up would pass the limit; ``auto`` does without it then.
-    """
+    """A preconditioner, and whether to change it; ``auto`` looks at iterations, never at a clock."""
 
     def __init__(
         self, affinity: Affinity, fidelity: Fidelity, operator: Operator, like: Array, name: str, rtol: float,
@@ -118,20 +106,20 @@ class Choice:
                 self._sweeps.limit(_SWEEPS * self._pays)
 
     def again(self) -> None:
-        """Get ready for another right-hand side, with the preconditioner that there is."""
+        """Get ready for another right-hand side."""
         self._open = False
         if self._sweeps is not None:
             self._sweeps.again()
 
     def beside(self) -> int:
-        """Return the iterations of the preconditioner's own since it was last asked."""
+        """Return the preconditioner's new iterations."""
         if self._sweeps is None:
             return 0
         taken, self._sweeps.iterations = self._sweeps.iterations, 0
         return taken
 
     def reconsider(self, done: int, residual: float) -> Operator | None:
-        """Return multigrid where the residual falls so slowly that it pays; for `conjugate_gradients`."""
+        """Return multigrid where the residual falls so slowly that it pays."""
         before, self._before = self._before, (done, residual)
         if done == 0 or not self._open:
             return None
@@ -186,19 +174,19 @@ def has_transform(affinity: Affinity) -> bool:
 
 
 def has_multigrid(affinity: Affinity) -> bool:
-    """Whether the graph of K is listed, and has few enough edges for multigrid to be worth it."""
+    """Whether few edges are listed."""
     if affinity.method not in ("stencil", "sparse"):
         return False
     return affinity.symmetric and affinity._edge_bound() <= PAIRS * affinity.domain.size
 
 
 def setup_bytes(affinity: Affinity) -> int:
-    """Return about the peak memory of multigrid's set-up, in bytes."""
+    """Return about multigrid's peak memory in bytes."""
     return 30 * affinity._edge_bound()
 
 
 def is_graph(affinity: Affinity) -> bool:
-    """Whether the graph of K is a given one, which elimination and sweeps ask for."""
+    """Whether its graph is given."""
     return isinstance(affinity, SparseAffinity) and affinity.symmetric
 
 

@@ -1,4 +1,4 @@
-"""Sparse elimination on the graph of K, as a preconditioner that leaves nothing but rounding."""
+"""Sparse elimination on the graph of K, as a preconditioner."""
 
 from __future__ import annotations
 
@@ -19,26 +19,15 @@ _FEW = 64  # held nodes up to which the factor of the whole graph is used, which
 
 
 class LostDigitsError(NumericalError):
-    """Elimination on a graph loses the digits of a pivot."""
+    """Elimination loses the digits of a pivot."""
 
 
 class Elimination:
     """The inverse of A = diag(m) ((I - P) + phi) on the free nodes of a graph, by the factors L U of SuperLU.
 
-    Rows are ordered by minimum degree (Liu 1985, doi 10.1145/214392.214398) and no row is exchanged, which a symmetric
-    diagonally dominant matrix allows. In each component in which no node is held and phi is 0, the first node is
-    grounded: A is singular there, and the solution of a source that sums to 0 is one up to a constant.
-
-    The factor for phi = 0 does not depend on the constraint. It is kept with the graph, and up to 64 held nodes S are
-    taken into account by charges c at them: with G its inverse and 1 the indicators of components, v = G (r + c) + 1 t
-    is 0 at S, and r + c sums to 0 over each component (the capacitance matrix; Buzbee, Dorr, George and Golub 1971, doi
-    10.1137/0708066).
-
-    Raises
-    ------
-    LostDigitsError
-        Where elimination loses the digits of a pivot: parts of the graph are tied to each other by edges that are
-        nothing beside those within them.
+    Rows are ordered by minimum degree (Liu 1985, doi 10.1145/214392.214398) and none is exchanged, which a symmetric
+    diagonally dominant matrix allows. Up to 64 held nodes become charges (Buzbee, Dorr, George and Golub 1971, doi
+    10.1137/0708066), so that the factor for phi = 0 serves other constraints.
     """
 
     name = "direct"

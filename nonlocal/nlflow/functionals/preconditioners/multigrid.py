@@ -103,7 +103,7 @@ def _coarse_nodes(graph: Sparse, diagonal: Floats, beside: Floats) -> NDArray[np
 
 
 def interpolation(graph: Sparse, diagonal: Floats) -> Sparse:
-    """Return the interpolation from the coarse nodes, (N, coarse nodes)."""
+    """Return the interpolation from the coarse nodes."""
     from scipy.sparse import csr_array
 
     count = len(diagonal)
@@ -131,7 +131,7 @@ def interpolation(graph: Sparse, diagonal: Floats) -> Sparse:
 
 
 def galerkin(graph: Sparse, diagonal: Floats, up: Sparse) -> Sparse:
-    """Return P^T (diag - graph) P, in strips of rows so that no more than the result is held at a time."""
+    """Return P^T (diag - graph) P, in strips of rows."""
     from scipy.sparse import csr_array, diags_array
 
     down = up.T.tocsr()
@@ -144,10 +144,7 @@ def galerkin(graph: Sparse, diagonal: Floats, up: Sparse) -> Sparse:
 
 
 def inverse(matrix: Floats) -> Floats:
-    """Return the inverse of a positive semidefinite matrix, 0 in directions in which it vanishes.
-
-    Sweeps row by row; LAPACK's order of sums depends on the number of threads.
-    """
+    """Return the pseudo-inverse of a positive semidefinite matrix, without LAPACK, whose sums depend on the threads."""
     result = matrix.copy()
     original = matrix.diagonal().copy()
     for k in range(len(result)):
@@ -181,15 +178,10 @@ class _Level:
 
 
 class Multigrid:
-    """One cycle of algebraic multigrid for A = diag(m) ((I - P) + phi), whose graph is that of K.
+    """One W-cycle of algebraic multigrid for A = diag(m) ((I - P) + phi).
 
-    The coarse nodes are an independent set of the graph of strong edges, which is found in rounds (PMIS, De Sterck,
-    Yang and Heys 2006, doi 10.1137/040615729); each other node is interpolated from the coarse ones beside it in
-    proportion to the weights of its edges (direct interpolation, Stueben 2001, doi 10.1016/S0377-0427(00)00516-1), so
-    edges of next to no weight are respected wherever they run. Coarse matrices are those of Galerkin. Coarse grids are
-    visited twice from each finer one (W-cycle), with a step of damped Jacobi before and after. The finest operator is
-    applied through averages, so that its matrix is not kept; the edges of K are held during the set-up alone. No part
-    depends on the number of threads.
+    Coarse nodes by PMIS (De Sterck, Yang and Heys 2006, doi 10.1137/040615729), direct interpolation (Stueben 2001, doi
+    10.1016/S0377-0427(00)00516-1), Galerkin's coarse matrices, damped Jacobi. No part depends on the number of threads.
     """
 
     name = "multigrid"

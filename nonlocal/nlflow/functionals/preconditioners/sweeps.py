@@ -1,4 +1,4 @@
-"""Conjugate gradients over edges, by compiled loops in float32, as a preconditioner that leaves a small residual."""
+"""Conjugate gradients over edges, compiled and in float32, as a preconditioner."""
 
 from __future__ import annotations
 
@@ -21,16 +21,8 @@ _PATIENCE = 500  # iterations without a smaller residual, after which float32 ha
 class Sweeps:
     """The inverse of A = diag(m) ((I - P) + phi) on the free nodes of a graph, up to a small relative residual.
 
-    Conjugate gradients with one symmetric Gauss-Seidel sweep as preconditioner (Eisenstat 1981, doi 10.1137/0902001;
-    see `nlflow.backends.numba.sweeps`). They end at a residual so small that the iterations around them, which are in
-    the signal's own precision, see a linear map; these make up for float32.
-
-    Attributes
-    ----------
-    iterations : int
-        Of the calls since it was set to 0.
-    slow : bool
-        Whether more iterations lay ahead in a call than `limit` allows; it returned what it had.
+    Conjugate gradients with a symmetric Gauss-Seidel sweep (Eisenstat 1981, doi 10.1137/0902001). `slow` says that more
+    iterations lay ahead than `limit` allows.
     """
 
     name = "sweeps"
@@ -53,11 +45,11 @@ class Sweeps:
         self._free = np.ascontiguousarray((self._root > 0) if held is None else (self._root > 0) & ~held)
 
     def again(self) -> None:
-        """Take the next residual for that of another right-hand side, and go on however much lies ahead."""
+        """Get ready for another right-hand side, however much lies ahead."""
         self._first, self._pays = None, math.inf
 
     def limit(self, ahead: float) -> None:
-        """Do not go on where more than so many iterations lie ahead."""
+        """Do not go on where more iterations lie ahead."""
         self._pays = ahead
 
     def __call__(self, r: NDArray[Any]) -> NDArray[Any]:

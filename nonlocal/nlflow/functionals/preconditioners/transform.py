@@ -1,4 +1,4 @@
-"""The transform that diagonalizes a translation-invariant P, as a preconditioner."""
+"""The transform that diagonalizes a translation-invariant P."""
 
 from __future__ import annotations
 
@@ -16,10 +16,7 @@ from nlflow.domains import Grid
 
 
 class Diagonal:
-    """Functions of a translation-invariant P (`choice.has_transform`), by the transform that diagonalizes it.
-
-    On a periodic grid the real Fourier transform, on a reflecting one the cosine transform of type 2; O(N log N).
-    """
+    """Functions of a translation-invariant P, O(N log N)."""
 
     def __init__(self, affinity: Affinity) -> None:
         grid, spectrum = affinity.domain, affinity.known_spectrum()
@@ -31,7 +28,7 @@ class Diagonal:
         self.rest = 1 - np.minimum(spectrum.reshape(_symbol_shape(grid)), 1.0)  # eigenvalues of I - P
 
     def forward(self, v: NDArray[Any]) -> NDArray[Any]:
-        """Return the transform of `v`, in double precision: P times `v` is ``(1 - rest)`` times it."""
+        """Return the transform in double precision: P becomes ``1 - rest``."""
         # Rounding of the large parts must not get into those that are multiplied by 1 / phi.
         v64 = v.astype(np.float64, copy=False)
         options: dict[str, Any] = {"axes": self._axes, "workers": cores()}
@@ -39,11 +36,11 @@ class Diagonal:
 
     @staticmethod
     def times(gains: Floats, image: NDArray[Any]) -> NDArray[Any]:
-        """Return a function of P, whose values belong to those of `rest`, times what has this transform."""
+        """Multiply a transform by a function of P, given by its values at `rest`."""
         return np.asarray(gains.reshape(gains.shape + (1,) * (image.ndim - gains.ndim)) * image)
 
     def back(self, image: NDArray[Any], dtype: Any) -> NDArray[Any]:
-        """Return what has this transform."""
+        """Invert the transform."""
         options: dict[str, Any] = {"axes": self._axes, "workers": cores()}
         if self._cosine:
             return np.asarray(fft.idctn(image, **options), dtype=dtype)
@@ -51,7 +48,7 @@ class Diagonal:
 
     @property
     def multiplicities(self) -> Floats:
-        """How many eigenvectors each of `rest` has, broadcastable to it: 2 where a wave is told by its conjugate."""
+        """Eigenvectors of each of `rest`: 2 where a wave is told by its conjugate."""
         if self._cosine:
             return np.ones(1)
         n = self._shape[-1]
@@ -62,7 +59,7 @@ class Diagonal:
         return counts
 
     def power(self, image: NDArray[Any]) -> Floats:
-        """Return what each of `rest` has of the sum of squares of the signal with this transform."""
+        """Return what each of `rest` has of the sum of squares of a signal."""
         power = np.abs(image) ** 2 / math.prod(self._shape)
         if not self._cosine:
             counts = self.multiplicities
@@ -73,7 +70,7 @@ class Diagonal:
         return np.asarray(power)
 
     def diagonal(self, gains: Floats) -> Floats:
-        """Return the diagonal of a function of P, one value for each node; O(N log N)."""
+        """Return the diagonal of a function of P, one value for each node."""
         if not self._cosine:
             return np.full(self._shape, float(np.sum(gains * self.multiplicities)) / math.prod(self._shape))
         for axis in self._axes:
@@ -96,10 +93,7 @@ def _squared_waves(gains: Floats) -> Floats:
 
 
 class Transform(Diagonal):
-    """The inverse of (I - P) + phi_0 with phi_0 > 0, by the transform that diagonalizes P.
-
-    With a uniform fidelity phi_0 it is exact; between phi_0 / a and a phi_0 the condition number is at most a^2.
-    """
+    """The inverse of (I - P) + phi_0 with phi_0 > 0."""
 
     name = "transform"
 

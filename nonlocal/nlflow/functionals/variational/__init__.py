@@ -1,4 +1,4 @@
-"""The nonlocal p-functionals J_p and E_p, 1 <= p <= 10, and their minimizers with duality gaps."""
+"""The nonlocal p-functionals and their minimizers."""
 
 from nlflow.functionals.variational.certificate import CertifiedMinimizer
 from nlflow.functionals.variational.ep import Ep

@@ -1,11 +1,4 @@
-"""How near a signal is to a minimizer: the duality gap, and the record of a minimization.
-
-E_p(u) = F(Du) + G(u), with G(u) = sum_i r_i / 2 |u_i - f_i|^2 and r_i = w_i lambda_i, or with another misfit that
-grows away from f. Projection onto a box brings no two values farther apart, nor any value farther from an f that lies
-in the box. So the minimum is attained in the box of the observed values (those with r_i > 0), and that may be made a
-part of G without changing it. The dual value
--F*(q) - G*(-D'q) of any field q is then finite also where the fidelity is 0, and the gap bounds E_p(u) - min E_p.
-"""
+"""How near a signal is to a minimizer: the duality gap."""
 
 from __future__ import annotations
 
@@ -48,16 +41,16 @@ class CertifiedMinimizer(Minimizer):
 
 
 def bounding_box(u: NDArray[Any], f: NDArray[Any], rigid: NDArray[Any]) -> NDArray[Any]:
-    """Return the smallest box with all values of `u` and the observed ones of `f`, shape (2, D)."""
+    """Return the smallest box with all values of `u` and the observed ones of `f`, shape (2, D).
+
+    Projection onto it never raises E_p, so restricting G to it leaves the minimum and makes the dual value finite.
+    """
     known = np.concatenate([u, f[rigid > 0]])
     return np.stack([known.min(axis=0), known.max(axis=0)])
 
 
 def fidelity_slack(u: NDArray[Any], flow: Floats, rigid: NDArray[Any], f: NDArray[Any], box: NDArray[Any]) -> float:
-    """Return G(u) + G*(-flow) + <u, flow> for the fidelity G restricted to a box, a sum of terms >= 0.
-
-    Of a signal u (N, D), the divergence D'q of the dual field, rigidities (N,), the observed f, and a box (2, D).
-    """
+    """Return G(u) + G*(-flow) + <u, flow> for the fidelity G restricted to a box, a sum of terms >= 0."""
     stiff = np.asarray(rigid, dtype=np.float64)[:, None]
     target, here = f.astype(np.float64), u.astype(np.float64)
     # Where G* is attained: a point between, or a corner of the box where there is no fidelity.
@@ -70,7 +63,7 @@ def fidelity_slack(u: NDArray[Any], flow: Floats, rigid: NDArray[Any], f: NDArra
 def misfit_slack(
     misfit: Misfit, u: NDArray[Any], flow: Floats, rigid: NDArray[Any], f: NDArray[Any], box: NDArray[Any]
 ) -> float:
-    """Return `fidelity_slack` of G(u) = sum_i r_i g(u_i, f_i) with any misfit g; see there."""
+    """Return `fidelity_slack` of G(u) = sum_i r_i g(u_i, f_i)."""
     stiff = np.broadcast_to(np.asarray(rigid, dtype=np.float64)[:, None], u.shape)
     seen, here, target = stiff > 0, u.astype(np.float64), f.astype(np.float64)
     with np.errstate(over="ignore"):

@@ -28,8 +28,8 @@ _LARGEST = 600.0  # of the logarithm of how much J_p weighs beside the misfit
 class Ep(Jp):
     """p-Dirichlet energy with a fidelity term, E_p(u) = J_p(u) + 1/2 sum_i w_i lambda_i |u_i - f_i|^2, 1 <= p <= 10.
 
-    With another misfit g the term is sum_i w_i lambda_i g(u_i, f_i), channels added up. E_2 is `E`. E_1 is the model of
-    Rudin, Osher and Fatemi on the graph of the affinity (Gilboa and Osher 2008, doi 10.1137/070698592).
+    With another misfit g the term is sum_i w_i lambda_i g(u_i, f_i), channels added up. E_1 is the model of Rudin,
+    Osher and Fatemi on the graph of the affinity (Gilboa and Osher 2008, doi 10.1137/070698592).
 
     Parameters
     ----------
@@ -89,7 +89,7 @@ class Ep(Jp):
 
     @property
     def observed(self) -> NDArray[Any]:
-        """The signal f that the fidelity draws to."""
+        """The signal f."""
         return self._observed
 
     @property
@@ -98,7 +98,7 @@ class Ep(Jp):
         return self._fidelity
 
     def value(self, u: Any) -> float:
-        """Return E_p(u); see `Jp.value`."""
+        """See `Jp.value`."""
         weights = self.affinity.domain.weights.ravel()[:, None] * self._per_node[:, None]
         here, f = self._pair(u)
         with np.errstate(over="ignore", invalid="ignore"):
@@ -112,7 +112,7 @@ class Ep(Jp):
         return super().value(u) + fidelity
 
     def gradient(self, u: Any) -> NDArray[Any]:
-        """Return the gradient in the inner product sum_i w_i a_i . b_i, for p > 1; see `Jp.gradient`."""
+        """See `Jp.gradient`."""
         misfit = self.misfit or Squares()
         if refusal := misfit.refusal():
             raise InputError(
@@ -131,14 +131,9 @@ class Ep(Jp):
     ) -> CertifiedMinimizer:
         """Return the minimizer with a bound on what is left to gain, the duality gap.
 
-        For 1 < p <= 2 by lagged diffusivity (linear problems for conjugate gradients, the more the nearer p is to 1);
-        for p > 2, and for a misfit with p > 1, by Newton's method on a smoothed functional; for p = 1 by the
-        primal-dual method of Chambolle and Pock (doi 10.1007/s10851-010-0251-1), with the misfit's proximal map. An
-        iteration costs O(edges D) time, and the memory is O(edges D). The result does not depend on the number of
-        threads.
-
-        The minimum is searched in the box of the observed values, which holds it. So the gap is a bound also where the
-        fidelity is 0. On a graph without edges f is the minimizer (its mean where it is not observed).
+        For 1 < p <= 2 by lagged diffusivity; for p > 2, and for a misfit with p > 1, by Newton's method; for p = 1 by
+        the primal-dual method of Chambolle and Pock (doi 10.1007/s10851-010-0251-1). An iteration costs O(edges D)
+        time, and the memory is O(edges D). The minimum is searched in the box of the observed values, which holds it.
 
         Parameters
         ----------

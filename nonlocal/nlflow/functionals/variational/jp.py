@@ -1,12 +1,4 @@
-"""The nonlocal p-Dirichlet energy J_p: value, gradient, and the linear problem that bounds it from above.
-
-A functional of cells c with measure m_c and slope x_c >= 0, J_p(u) = 1/(2p) sum_c m_c x_c^p. The cells are
-
-- the edges, m = W_ij = w_i w_j K_ij, x = |u_i - u_j| (anisotropic), or
-- the nodes, m = w_i, x = (sum_j w_j K_ij |u_i - u_j|^2)^(1/2), the nonlocal gradient (isotropic).
-
-Both are J for p = 2, and nonlocal total variation for p = 1.
-"""
+"""The nonlocal p-Dirichlet energy J_p, a functional of edges or of nodes."""
 
 from __future__ import annotations
 
@@ -25,23 +17,14 @@ from nlflow.errors import InputError, NumericalError, all_digits, check_number
 
 
 def edge_loop(name: str, dtype: Any = np.float64) -> Any:
-    """Return a compiled loop over edges; imported here so that numba is loaded only where a loop is needed."""
+    """Return a compiled loop over edges, without loading numba before."""
     from nlflow.backends.numba.edges import loop
 
     return loop(name, np.dtype(dtype).name)
 
 
 class Graph:
-    """Edges i -> j with weights W_ij = w_i w_j K_ij, each kept at both of its ends.
-
-    Attributes
-    ----------
-    starts : array of shape (N + 1,)
-        The edges of node i are starts[i] ... starts[i + 1] - 1.
-    ends : array of shape (edges,)
-        The node j that an edge leads to.
-    weights : array of shape (edges,)
-    """
+    """Edges i -> j with weights W_ij = w_i w_j K_ij, each kept at both of its ends; `starts` as in CSR."""
 
     def __init__(self, affinity: Affinity, memory_limit: float | None = None) -> None:
         self.domain: Domain = affinity.domain
@@ -55,12 +38,12 @@ class Graph:
 
     @cached_property
     def heads(self) -> NDArray[Any]:
-        """The node i of each edge i -> j."""
+        """Node i of edges."""
         return np.repeat(np.arange(len(self.starts) - 1), np.diff(self.starts))
 
     @cached_property
     def reverse(self) -> NDArray[np.int64]:
-        """Number of the edge j -> i for each edge i -> j."""
+        """Number of edge j -> i."""
         return np.asarray(self._with(np.arange(len(self))).T.tocsr().data)
 
     @cached_property
@@ -69,30 +52,30 @@ class Graph:
         return np.asarray(self._sparse.sum(axis=1, dtype=np.float64)).ravel()
 
     def lengths(self, u: Floats) -> Floats:
-        """Return |u_i - u_j| for each edge; u is (N, D), norms are Euclidean over channels."""
+        """Return |u_i - u_j| for each edge; u is (N, D)."""
         out = np.empty(len(self))
         edge_loop("edge_lengths")(self.starts, self.ends, u, out)
         return out
 
     def flux(self, weights: Floats, u: Floats) -> Floats:
-        """Return sum_j weights_ij (u_i - u_j), shape (N, D)."""
+        """Return sum_j weights_ij (u_i - u_j), (N, D)."""
         out = np.empty_like(u)
         edge_loop("edge_flux")(self.starts, self.ends, weights, u, out)
         return out
 
     def row_sums(self, values: Floats) -> Floats:
-        """Return the sum of an edge function over the edges of each node, shape (N,)."""
+        """Sum an edge function over each node's edges."""
         return np.asarray(self._with(values).sum(axis=1)).ravel()
 
     def summation(self, dtype: Any = np.float64) -> Any:
-        """Return the matrix that sums over the edges of each node, shape (N, edges)."""
+        """Matrix of `row_sums`."""
         from scipy.sparse import csr_array
 
         edges = len(self)
         return csr_array((np.ones(edges, dtype), np.arange(edges), self.starts), shape=(len(self.starts) - 1, edges))
 
     def over_edges(self, values: Floats) -> Floats:
-        """Return (v_i + v_j) / 2 for each edge i -> j of a node function v."""
+        """Return (v_i + v_j) / 2 for each edge."""
         return np.asarray((np.repeat(values, np.diff(self.starts)) + values[self.ends]) / 2)
 
     def affinity(self, weights: Floats) -> SparseAffinity:
@@ -111,7 +94,7 @@ MOST = 10.0
 class Jp:
     """Nonlocal p-Dirichlet energy, J_p(u) = 1/(2p) sum_ij w_i w_j K_ij |u_i - u_j|^p with K = k + k^T, 1 <= p <= 10.
 
-    J_2 is `J`. With ``isotropic=True`` it is 1/(2p) sum_i w_i |grad u|_i^p of the nonlocal gradient
+    With ``isotropic=True`` it is 1/(2p) sum_i w_i |grad u|_i^p of the nonlocal gradient
     |grad u|_i^2 = sum_j w_j K_ij |u_i - u_j|^2 (Gilboa and Osher 2008, doi 10.1137/070698592; Elmoataz, Lezoray and
     Bougleux 2008, doi 10.1109/TIP.2008.924284). Norms are Euclidean over channels.
 
@@ -120,7 +103,7 @@ class Jp:
     affinity : Affinity
         Of k, with edges to list; see `Affinity.edges`.
     p : float
-        1 <= p <= 10; J_1 is nonlocal total variation.
+        1 <= p <= 10; J_1 is nonlocal total variation, J_2 is `J`.
     isotropic : bool
         Whether the nodes or the edges have a power each.
     memory_limit : float, optional
@@ -163,23 +146,20 @@ class Jp:
 
     @property
     def measure(self) -> Floats:
-        """The cells' measure m: W of the edges, or w of the nodes."""
+        """The cells' measure m, W or w."""
         if self.isotropic:
             return self.affinity.domain.weights.ravel()
         return np.asarray(self.graph.weights, dtype=np.float64)
 
     def slopes(self, u: Floats) -> Floats:
-        """Return the cells' slopes x of a signal (N, D)."""
+        """Return the cells' slopes x of a signal (N, D): |u_i - u_j|, or |grad u|_i."""
         lengths = self.graph.lengths(u)
         if not self.isotropic:
             return lengths
         return np.asarray(np.sqrt(self.graph.row_sums(self.graph.weights * lengths * lengths) / self.measure))
 
     def on_edges(self, factors: Floats) -> Floats:
-        """Return the weights of the edges, each times the factor of its cell (the mean of two, where cells are nodes).
-
-        The gradient is the flux with factors x^(p - 2).
-        """
+        """Return the weights of the edges, each times the factor of its cell, or the mean of two."""
         return np.asarray(self.graph.weights * (self.graph.over_edges(factors) if self.isotropic else factors))
 
     def smoothed(self, slopes: Floats, smoothing: float) -> float:
@@ -188,7 +168,7 @@ class Jp:
         return float(np.sum(self.measure * powers)) / (2 * self.p)
 
     def rounding(self, rigid: Floats, dtype: Any) -> float:
-        """Return what rounding to a dtype leaves of J_p and of 1/2 sum_i r_i |u_i - f_i|^2 for signals of size 1."""
+        """Return what rounding leaves of E_p for signals of size 1."""
         eps = float(np.finfo(dtype).eps)
         steepest = np.sqrt(self.graph.degree / self.measure) if self.isotropic else np.ones(len(self.graph))
         return self.smoothed(eps * steepest, 0.0) + eps * eps * float(rigid.sum()) / 2
@@ -222,8 +202,8 @@ class Jp:
     def gradient(self, u: Any) -> NDArray[Any]:
         """Return the gradient in the inner product sum_i w_i a_i . b_i, the nonlocal p-Laplacian of u, for p > 1.
 
-        (grad J_p)_i = sum_j w_j K_ij |u_i - u_j|^(p - 2) (u_i - u_j), or with (|grad u|_i^(p - 2) + |grad u|_j^(p -
-        2)) / 2 in place of the power.
+        (grad J_p)_i = sum_j w_j K_ij |u_i - u_j|^(p - 2) (u_i - u_j), or with (|grad u|_i^(p - 2) + |grad u|_j^(p - 2))
+        / 2 in place of the power.
 
         Raises
         ------
@@ -248,12 +228,12 @@ class Jp:
 
     @property
     def observed(self) -> NDArray[Any] | None:
-        """The signal that a fidelity draws to; None for J_p."""
+        """None for J_p."""
         return None
 
     @property
     def fidelity(self) -> NDArray[Any] | float:
-        """The fidelity; 0 for J_p."""
+        """0 for J_p."""
         return 0.0
 
     def __repr__(self) -> str:

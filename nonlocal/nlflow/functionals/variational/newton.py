@@ -1,9 +1,4 @@
-"""Minimizers of E_p for 1 < p <= 10 and any misfit: Newton's method on a smoothed functional, with a duality gap.
-
-a J_p(u) + sum_i r_i g(u_i, f_i): differences x become (x^2 + s^2)^(1/2) for p < 2, the misfit is smoothed by s too, and
-s shrinks from step to step. The Hessian is applied edge by edge (no matrix), conjugate gradients solve for the step
-with a diagonal preconditioner, and a line search makes the smoothed functional fall.
-"""
+"""Newton's method for minimizers of E_p, 1 < p <= 10, on a smoothed functional."""
 
 from __future__ import annotations
 
@@ -37,10 +32,7 @@ class Found:
 
 @dataclass
 class Problem:
-    """a J_p(u) + sum_i r_i g(u_i, f_i), and its derivatives, for an f (N, D) of size about 1.
-
-    `rigid` is r, `factor` a, and `dual` a field of moduli 1 at most, about the slope of the misfit (`Misfit.bent`).
-    """
+    """a J_p(u) + sum_i r_i g(u_i, f_i) for an f (N, D) of size about 1; `rigid` is r, `dual` a field for `Misfit.bent`."""
 
     jp: Jp
     f: Floats
@@ -51,7 +43,7 @@ class Problem:
 
     @cached_property
     def sums(self) -> Any:
-        """The matrix that sums over the edges of each node."""
+        """Sums over the edges of each node."""
         return self.jp.graph.summation()
 
     @property
@@ -79,7 +71,7 @@ class Problem:
         )
 
     def hessian(self, u: Floats, smoothing: float) -> tuple[Callable[[Floats], Floats], Floats]:
-        """Return the product with the matrix of second derivatives, and about its diagonal."""
+        """Return the Hessian's product, and about its diagonal."""
         jp, graph = self.jp, self.jp.graph
         x = jp.slopes(u)
         lagged, curved = self._curves(x, smoothing)
@@ -110,15 +102,12 @@ class Problem:
         return product, diagonal
 
     def follow(self, u: Floats, step: Floats, smoothing: float) -> None:
-        """Move the dual field as a Newton step moves the signal, and keep its moduli within 1."""
+        """Move the dual field along."""
         slope = self.misfit.slopes(u, self.f, smoothing)[0]
         self.dual = np.clip(slope + self.misfit.bent(u, self.f, smoothing, self.dual) * step, -1, 1)
 
     def gap(self, u: Floats, smoothing: float) -> float:
-        """Return the duality gap of u and the better of two dual fields: the gradient's, and that of the smoothed one.
-
-        The cells' part is 1/2 sum_c m_c (x^p / p + y^p' / p' - x y) a >= 0, y being the field over a, 1/p + 1/p' = 1.
-        """
+        """Return the duality gap of u and the better of two dual fields, smoothed and not."""
         jp, x, box = self.jp, self.jp.slopes(u), bounding_box(u, self.f, self.rigid)
         found = math.inf
         for s in {0.0, smoothing if jp.p < 2 else 0.0}:
@@ -148,7 +137,7 @@ def minimize(problem: Problem, start: Floats | None, rtol: float, maxiter: int) 
 
 
 def iterates(problem: Problem, start: Floats | None) -> Iterator[Found]:
-    """Yield better and better signals, one for each linear problem, while there are any."""
+    """Yield better signals, one for each linear problem."""
     smoothing, steps = _FIRST, 0
     constant = 0 * problem.f + np.average(problem.f, axis=0, weights=problem.rigid)
     # Where J_p weighs so much that it has to be flat, the way there from f is long.

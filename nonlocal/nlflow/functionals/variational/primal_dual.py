@@ -1,17 +1,4 @@
-"""Nonlocal total variation: the primal-dual method of Chambolle and Pock, stopped by the duality gap.
-
-min_u J_1(u) + 1/2 sum_i r_i |u_i - f_i|^2 is the saddle point of <Du, q> + G(u) over dual vectors q of norm 1 at most:
-
-- edges as cells: J_1 = 1/2 sum_ij W_ij |u_i - u_j|, one vector q_ij = -q_ji an edge, (D'q)_i = sum_j W_ij q_ij;
-- nodes as cells: J_1 = sum_i a_i (sum_j W_ij |u_i - u_j|^2)^(1/2) with a_i = w_i^(1/2) / 2, one vector (q_ij)_j a node,
-  (D'q)_i = sum_j W_ij^(1/2) (a_i q_ij - a_j q_ji).
-
-Steps are preconditioned (Pock and Chambolle 2011, doi 10.1109/ICCV.2011.6126441): s / (2 W_ij) for an edge and
-t / sum_j W_ij for a node, or s / 2 and t / sum_j W_ij (a_i^2 + a_j^2), with s t = 1 (Chambolle and Pock 2011,
-doi 10.1007/s10851-010-0251-1, algorithm 1). t / s is balanced after 10, 20, 40, ... iterations, so that signal and dual
-vectors move equally far in their metrics (as Applegate et al. 2021, arXiv 2106.04756, do for linear programs). It
-serves where the fidelity is 0 somewhere, too.
-"""
+"""Nonlocal total variation: the primal-dual method of Chambolle and Pock, stopped by the duality gap."""
 
 from __future__ import annotations
 
@@ -34,7 +21,7 @@ _EVERY = 10
 
 @dataclass
 class Saddle:
-    """Where the iteration stands: `u` (N, D), the dual vectors `q` (edges, D), value and absolute gap."""
+    """Signal `u` (N, D), dual vectors `q` (edges, D), value and absolute gap."""
 
     u: NDArray[Any]
     q: NDArray[Any]
@@ -55,10 +42,10 @@ def minimize(
     memory_limit: float | None = None,
     misfit: Misfit | None = None,
 ) -> Saddle:
-    """Minimize J_1(u) + 1/2 sum_i r_i |u_i - f_i|^2, or J_1(u) + sum_i r_i g(u_i, f_i), in the dtype of `f` (N, D).
+    """Minimize J_1(u) + 1/2 sum_i r_i |u_i - f_i|^2, or with a misfit g, in the dtype of `f` (N, D).
 
-    Stops when the duality gap, which is looked at every 10 iterations, is at most `rtol` times the value. `start` and
-    `dual` are first guesses. A misfit g is known by its proximal map; steps for squares are compiled as a whole.
+    The saddle point of <Du, q> + G(u) over dual vectors q. Steps are preconditioned (Pock and Chambolle 2011, doi
+    10.1109/ICCV.2011.6126441) and balanced (as Applegate et al. 2021, arXiv 2106.04756).
     """
     bytes_an_edge = 2 * f.shape[1] * f.dtype.itemsize + (8 + f.dtype.itemsize if jp.isotropic else 0)
     check_memory(

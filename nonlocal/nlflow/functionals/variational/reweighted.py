@@ -1,14 +1,4 @@
-"""Iteratively reweighted least squares: E_p for 1 < p <= 2, and p-harmonic extensions, by linear problems.
-
-x^p <= x_0^p + p/2 x_0^(p - 2) (x^2 - x_0^2): at every u the quadratic J of the affinity reweighted by the factors
-x(u)^(p - 2) touches J_p from above (up to a constant), so its minimizer, which conjugate gradients find, never raises
-E_p. The factors are smoothed, (x^2 + s^2)^(p/2 - 1), which makes the same true of the smoothed energy, and s shrinks.
-(Vogel and Oman 1996, doi 10.1137/0917016; Chan and Mulet 1999, doi 10.1137/S0036142997327075.)
-
-With values held at some nodes and the factors x^(q - 2) of u, u goes 1 / (q - 1) of the way to the minimizer of the
-quadratic J (all of it for q < 2), which for one channel is Newton's step. A line search makes J_q fall, and q goes from
-2 to p (Flores, Calder and Lerman 2022, doi 10.1016/j.acha.2022.01.004, algorithm 3).
-"""
+"""Iteratively reweighted least squares."""
 
 from __future__ import annotations
 
@@ -33,7 +23,7 @@ _START = 1e-2
 
 @dataclass(frozen=True)
 class Iterate:
-    """A signal with its value, its smoothed value (which never rises) and its duality gap, relative to nothing."""
+    """A signal with its value, its smoothed value and its duality gap."""
 
     u: Floats
     value: float
@@ -42,17 +32,18 @@ class Iterate:
 
 
 def quadratic_step(jp: Jp, factors: Floats, f: Floats, fidelity: Floats, start: Floats) -> Minimizer:
-    """Return the minimizer of the reweighted J + 1/2 sum_i w_i fidelity_i |u_i - f_i|^2.
-
-    `factors` are the cells'; signals are (N, D), but that of the result has the shape of the domain.
-    """
+    """Return the minimizer of the reweighted J + 1/2 sum_i w_i fidelity_i |u_i - f_i|^2."""
     shape = (*jp.affinity.domain.shape, -1)
     e = E(jp.graph.affinity(jp.on_edges(factors)), f.reshape(shape), fidelity.reshape(shape[:-1]))
     return e.minimizer(start=start.reshape(shape))
 
 
 def iterates(jp: Jp, f: Floats, fidelity: Floats, start: Floats | None) -> Iterator[Iterate]:
-    """Yield better and better signals, (N, D), for an `f` of size about 1; from J's own minimizer by default."""
+    """Yield better signals, (N, D), for an `f` of size about 1.
+
+    The quadratic J with the factors x^(p - 2) touches J_p from above up to a constant (Vogel and Oman 1996, doi
+    10.1137/0917016; Chan and Mulet 1999, doi 10.1137/S0036142997327075).
+    """
     rigid = jp.affinity.domain.weights.ravel() * fidelity
     smoothing = _FIRST if start is None else _START
     u = f if start is None else start
@@ -95,6 +86,9 @@ _HALVINGS = 40
 def harmonic_extension(jp: Jp, constraint: Constraint, *, rtol: float = 1e-6, maxiter: int = 200) -> Minimizer:
     """Return the p-harmonic extension: the minimizer of J_p among the signals with the values of a constraint.
 
+    Reweighted linear problems, q going from 2 to p (Flores, Calder and Lerman 2022, doi 10.1016/j.acha.2022.01.004,
+    algorithm 3).
+
     Parameters
     ----------
     jp : Jp
@@ -104,7 +98,7 @@ def harmonic_extension(jp: Jp, constraint: Constraint, *, rtol: float = 1e-6, ma
         Of |sum_j y_ij| over sum_j |y_ij|, norms over the free nodes, y_ij = W_ij x_ij^(p - 2) (u_i - u_j) being the
         flow on an edge. `residual` of the result is that ratio.
     maxiter : int
-        Linear problems, each of which conjugate gradients solve in O(edges) an iteration.
+        Linear problems; an iteration of each costs O(edges).
 
     Returns
     -------
