@@ -2,8 +2,8 @@
 Scratches and missing samples
 =============================
 
-Where samples are missing (``mask`` of :func:`nlflow.denoise`) the fidelity is 0, and the flow fills them in from patches
-that are alike. ``keep`` names samples that must not change.
+Where samples are missing (``mask`` of :func:`nlflow.denoise`) the fidelity is 0, and the flow fills them in from
+patches that are alike. ``keep`` names samples that must not change.
 """
 
 import matplotlib.pyplot as plt
