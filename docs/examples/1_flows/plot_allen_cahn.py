@@ -24,7 +24,6 @@ flow = GradientFlow(J(affinity(Gaussian(width=2.0), grid)), metric="degree", rea
 start = 0.1 * np.random.default_rng(0).standard_normal(grid.shape)
 
 # %%
-# Steps end at the times of the film and of the energy.
 
 times = np.logspace(0.5, 2.5, 25)
 with tempfile.TemporaryDirectory() as folder:
@@ -38,8 +37,8 @@ with tempfile.TemporaryDirectory() as folder:
             pictures.append(film.convert("RGB"))
 
 # %%
-# The energy is the length of the border times a constant. The border shortens by its curvature: once patches have
-# formed, its length falls like one over the root of t.
+# The border shortens by its curvature: once patches have formed, its length, and the energy, fall like one over the
+# root of t.
 
 energy = solution.records["energy"]
 assert np.abs(solution.u).max() <= 1 + 1e-6

@@ -2,8 +2,8 @@
 Constant or not
 ===============
 
-The gradient flow of :class:`nlflow.J` runs to a constant, as repeated attention layers do. The flow of
-:class:`nlflow.E` also draws back to the signal. One eigenvalue gives the rates of both.
+The gradient flow of :class:`nlflow.J` runs to a constant, that of :class:`nlflow.E` also draws back to the signal. One
+eigenvalue gives the rates of both.
 """
 
 import matplotlib.pyplot as plt

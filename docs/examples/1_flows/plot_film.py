@@ -3,7 +3,7 @@ A film of two flows
 ===================
 
 A noisy photograph under the flows of :class:`nlflow.J` and :class:`nlflow.E`, with one kernel of patches that look
-alike (:class:`nlflow.Patch`). Both remove the noise first. Then the flow of J runs on to a grey square.
+alike (:class:`nlflow.Patch`). Both remove the noise; the flow of J runs on to a grey square.
 """
 
 import matplotlib.pyplot as plt
@@ -14,7 +14,6 @@ from skimage import data
 from nlflow import E, Exponential, GradientFlow, Grid, J, Patch, affinity, solve
 
 # %%
-# The exact exponential (:class:`nlflow.Exponential`) takes one step from each time to the next.
 
 sigma, fidelity = 20.0, 0.2
 clean = data.camera()[16:496, 16:496].reshape(96, 5, 96, 5).mean(axis=(1, 3))

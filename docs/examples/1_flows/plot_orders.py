@@ -24,7 +24,6 @@ from nlflow import (
 )
 
 # %%
-# The flow :math:`du/dt = Pu - u + \tilde\lambda (f - u)` runs from a random signal to t = 4.
 
 end, fidelity = 4.0, 0.4
 rng = np.random.default_rng(0)
@@ -63,8 +62,6 @@ chebyshev = np.array([error_and_cost(Exponential(tol=tol)) for tol in tolerances
 print(f"    exponential: error {chebyshev[-1, 0]:.1e} with {chebyshev[-1, 1]:.0f} averages")
 
 # %%
-# The right panel shows the errors over their cost. :func:`nlflow.solve` takes the exponential for frozen symmetric
-# flows.
 
 figure, (left, right) = plt.subplots(1, 2, figsize=(7.6, 3.9), layout="constrained", sharey=True)
 for name, (_, style, colour) in kinds.items():

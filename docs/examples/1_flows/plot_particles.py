@@ -50,7 +50,6 @@ spin = np.mean((place[:, 0] * v[:, 1] - place[:, 1] * v[:, 0]) / np.linalg.norm(
 print(f"mean speed {np.linalg.norm(v, axis=1).mean():.2f}, of which {abs(spin):.2f} goes around the middle")
 
 # %%
-# Tokens that attend to each other gather in clusters.
 
 tokens = on_sphere(rng.standard_normal((800, 3)))
 flow = SphereFlow(tokens, beta=16.0)

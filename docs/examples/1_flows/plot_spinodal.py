@@ -31,7 +31,7 @@ times = np.concatenate([[0.0], np.logspace(0.7, 2.6, 24)])
 runs = {mean: solve(flow, mean + noise - noise.mean(), t_eval=times, integrator=ETD4RK(0.5)) for mean in (0.0, -0.35)}
 
 # %%
-# Mass stays to rounding, and the energy falls. There is no maximum principle: values pass −1 and 1 a little.
+# There is no maximum principle: values pass −1 and 1 a little.
 
 for mean, run in runs.items():
     print(

@@ -35,7 +35,6 @@ print(f"{len(files)} files, from {files[0]} to {files[-1]}")
 assert len(files) == 11
 
 # %%
-# Three slices through the middle, before and after.
 
 errors = [np.sqrt(np.mean((u - clean) ** 2)) for u in solution.u]
 print("error " + ", ".join(f"{error:.3f} at t = {t:g}" for t, error in zip(solution.t, errors, strict=True)))

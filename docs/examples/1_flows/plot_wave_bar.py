@@ -25,8 +25,8 @@ strength = 1 / (width**3 * np.sqrt(2 * np.pi))
 flow = WaveFlow(GradientFlow(J(affinity(Gaussian(width=width, amplitude=strength), grid))))
 
 # %%
-# A wave has the frequency :math:`\omega(k)^2 = \frac{2}{\sigma^2} (1 - e^{-k^2 \sigma^2 / 2})`. It is measured at
-# standing waves.
+# A wave has the frequency :math:`\omega(k)^2 = \frac{2}{\sigma^2} (1 - e^{-k^2 \sigma^2 / 2})`, measured at standing
+# waves.
 
 
 def frequency(k):
@@ -45,8 +45,7 @@ print(f"frequencies against the closed form: off by {error:.1e}")
 assert error < 1e-9
 
 # %%
-# Velocities are those of a wave that moves to the right, formed in Fourier space. The wide pulse keeps its shape, the
-# narrow one leaves short waves behind.
+# Velocities are those of a wave that moves to the right, formed in Fourier space.
 
 
 def pulse(size):

@@ -27,8 +27,7 @@ def make_flow(r):
 
 
 # %%
-# Along :math:`u = 0` eigenvalues cross 0 where the closed form says. All but the first are double: a pattern may be
-# turned round the circle.
+# All eigenvalues but the first are double: a pattern may be turned round the circle.
 
 zero = continue_equilibria(make_flow, np.zeros(nodes), -0.08, (-0.08, 0.95))
 found = [point.parameter for point in zero.points]
@@ -39,7 +38,6 @@ for point, value in zip(zero.points, expected, strict=True):
 assert np.allclose(found, expected, atol=1e-9)
 
 # %%
-# At each of them another branch begins, in both directions.
 
 waves = [zero.switch(point, sign=sign) for point in zero.points[1:] for sign in (1, -1)]
 constants = [continue_equilibria(make_flow, np.full(nodes, sign), 0.95, (0.005, 0.95)) for sign in (1.0, -1.0)]

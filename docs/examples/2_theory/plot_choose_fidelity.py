@@ -25,7 +25,6 @@ weights = affinity(Gaussian(width=2.0), Grid((n, n), boundary="reflect"))
 energy = E(weights, noisy, 1.0)
 
 # %%
-# All criteria are sums over the spectrum of L, which a cosine transform gives here.
 
 methods = ("rgcv", "gcv", "sure", "discrepancy", "evidence", "lcurve")
 chosen = {name: choose_fidelity(energy, method=name, sigma=None if "gcv" in name else sigma) for name in methods}

@@ -3,8 +3,7 @@ Credible bands of a denoised signal
 ===================================
 
 :class:`nlflow.E` is quadratic, so exp(−βE) is the law of a Gaussian field, whose mean is the minimizer of E.
-:class:`nlflow.equilibria.GaussianField` draws from it and draws bands around it. In the gap of this signal nothing was
-observed.
+:class:`nlflow.equilibria.GaussianField` draws bands around it, which widen in a gap where nothing was observed.
 """
 
 import matplotlib.pyplot as plt
@@ -45,7 +44,6 @@ assert inside > 0.9
 assert covered
 
 # %%
-# The band widens in the gap, and a little at the ends.
 
 figure, (top, bottom) = plt.subplots(
     2, 1, figsize=(7.8, 6), height_ratios=(3, 1), layout="constrained"

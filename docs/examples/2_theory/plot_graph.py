@@ -2,9 +2,8 @@
 A graph of networkx
 ===================
 
-The members of a karate club and who met whom (Zachary 1977, doi 10.1086/jar.33.4.3629752). Two of them quarrelled, and
-the club split. The minimizer of :class:`nlflow.E` on :func:`nlflow.affinity_from_graph`, which knows the two alone,
-tells where the others went.
+Two members of a karate club quarrelled, and the club split (Zachary 1977, doi 10.1086/jar.33.4.3629752). The minimizer
+of :class:`nlflow.E` on :func:`nlflow.affinity_from_graph`, which knows the two alone, tells where the others went.
 """
 
 import matplotlib.pyplot as plt

@@ -2,9 +2,9 @@
 Values held in a volume
 =======================
 
-:class:`nlflow.Constraint` holds a plate at given temperatures along its rim and in a disk. The rim has to be as wide as
-nodes see (a volume constraint). The other nodes follow the flow of :class:`nlflow.J`, whose limit is the harmonic
-extension of the held values.
+:class:`nlflow.Constraint` holds a plate at given temperatures along its rim, which has to be as wide as nodes see, and
+in a disk. The other nodes follow the flow of :class:`nlflow.J`, whose limit is the harmonic extension of the held
+values.
 """
 
 import matplotlib.pyplot as plt
@@ -37,7 +37,6 @@ for t, u in zip(film.t, film.u, strict=True):
     assert np.array_equal(u[disk], held(t)[disk])
 
 # %%
-# With fixed values there is a limit, which lies between the held values.
 
 still = GradientFlow(J(weights), metric="degree", constraint=Constraint(rim | disk, held(0.0)))
 limit = equilibrium(still, np.zeros((n, n)))

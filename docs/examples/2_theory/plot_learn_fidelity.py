@@ -14,8 +14,7 @@ from nlflow import E, Gaussian, Points, affinity
 from nlflow.flows.derivatives import minimizer
 
 # %%
-# The kernel is that of the bilateral filter: a Gaussian of positions and values. Values are divided by a width that is
-# learnt. Both parameters are positive, so their logarithms are learnt.
+# The kernel is a Gaussian of positions and of values that are divided by a width, which is learnt as a logarithm.
 
 torch.manual_seed(0)
 torch.set_num_threads(1)  # threads cost more than they give for tensors of this size
@@ -67,7 +66,7 @@ print(f"width {width:.4f}, fidelity {strength:.4f}: mean squared error {losses[0
 print(f"with other noise {elsewhere:.4f}; of the noisy signals {((noisy - clean) ** 2).mean():.4f}")
 
 # %%
-# The loss over both parameters, by dense matrices. No point of the grid is lower than the end of the steps.
+# The loss over both parameters, by dense matrices.
 
 
 def by_hand(width, strength):

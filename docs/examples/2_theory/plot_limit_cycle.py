@@ -26,7 +26,6 @@ def make_flow(b):
 
 
 # %%
-# A pair of eigenvalues crosses the imaginary axis at b = 2, with frequency a.
 
 branch = continue_equilibria(make_flow, np.array([[a, 1.0 / a]]), 1.0, (1.0, 3.0))
 (hopf,) = branch.points

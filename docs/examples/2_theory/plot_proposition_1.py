@@ -23,7 +23,6 @@ from nlflow import (
 )
 
 # %%
-# Where the keys are the queries, P is symmetric in the measure of its degrees. In the second kind they differ.
 
 rng = np.random.default_rng(0)
 keys, queries = rng.standard_normal((2, 48, 8))

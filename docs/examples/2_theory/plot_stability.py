@@ -22,8 +22,7 @@ from nlflow import (
 )
 
 # %%
-# Each node on a ring sees its two neighbours, and itself with some weight. The smaller this weight is, the nearer is
-# :math:`\mu_{\min}` to -1.
+# The smaller the weight of a node on itself is, the nearer is :math:`\mu_{\min}` to -1.
 
 nodes = 24
 ring = np.roll(np.eye(nodes), 1, axis=1) + np.roll(np.eye(nodes), -1, axis=1)

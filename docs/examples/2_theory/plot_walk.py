@@ -23,7 +23,6 @@ matrix = np.exp(queries @ keys.T / np.sqrt(8))
 matrix /= matrix.sum(axis=1, keepdims=True)  # the same, written out
 
 # %%
-# A million walkers start at token 0.
 
 walkers = 1_000_000
 shares = {k: np.bincount(chain.walk(0, k, walkers, rng=k), minlength=30) / walkers for k in (1, 4)}
@@ -36,7 +35,6 @@ for k, law in laws.items():
 assert np.abs(chain.stationary @ matrix - chain.stationary).max() < 1e-14
 
 # %%
-# Layers run to the constant as the modulus of the second eigenvalue to the power of the depth.
 
 depth = np.arange(31)
 distances = chain.distance_to_limit(values, 30)

@@ -60,7 +60,7 @@ for name, value in psnr.items():
     print(f"{name:>16}: {value:.2f} dB")
 
 # %%
-# What was removed, from -25 to 25 grey levels. Some of the hair went with it; ``strength=0.7`` keeps more of both.
+# What was removed, from -25 to 25 grey levels. ``strength=0.7`` keeps more of the hair.
 
 part = np.s_[60:220, 60:220]
 figure, axes = plt.subplots(2, 3, figsize=(7.8, 5.6), layout="constrained")

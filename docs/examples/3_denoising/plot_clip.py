@@ -29,7 +29,6 @@ for t in range(frames):
 noisy = clean + np.random.default_rng(0).normal(0, sigma, clean.shape)
 
 # %%
-# Frames at the ends have neighbours on one side only.
 
 each = np.stack([denoise(frame, sigma) for frame in noisy])
 clip = denoise(noisy, sigma, axes="TYX")

@@ -16,8 +16,7 @@ from nlflow.denoising.priors import Forward, reconstruct
 clean = data.camera()[60:220, 150:310].astype(float)
 
 # %%
-# The blur is a circular convolution. `Forward` draws random signals and refuses a pair of functions which are not
-# adjoint.
+# `Forward` draws random signals and refuses a pair of functions which are not adjoint.
 
 i, j = np.mgrid[-7:8, -7:8]
 kernel = np.zeros(clean.shape)
@@ -50,7 +49,6 @@ found = reconstruct(blurred, forward, sigma)
 print(found)
 
 # %%
-# The residual ends where the noise is.
 
 
 def decibels(u):

@@ -34,8 +34,7 @@ assert cut.tiles > 1
 assert np.array_equal(whole, strips)
 
 # %%
-# ``denoise_array`` returns a lazy array. The whole picture decides the noise, the range and the number of steps, which
-# are computed first.
+# The whole picture decides the noise, the range and the number of steps, which are computed first.
 
 noisy = data.camera()[40:424, 80:464] + rng.normal(0, sigma, (384, 384)).astype(np.float32)
 with tempfile.TemporaryDirectory() as folder:
@@ -50,7 +49,6 @@ print(f"{info.tiles} blocks of {info.memory_bytes / 2**20:.1f} MiB in place of {
 assert np.array_equal(blocks, once)
 
 # %%
-# The edges of blocks, and one block with its halo.
 
 figure, (left, right) = plt.subplots(1, 2, figsize=(7.6, 4.2), layout="constrained", width_ratios=[1.35, 1])
 left.imshow(blocks, cmap="gray", vmin=0, vmax=255)

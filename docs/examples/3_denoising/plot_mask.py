@@ -37,7 +37,6 @@ assert np.isfinite(result).all()
 assert np.array_equal(result[kept & ~missing], damaged[kept & ~missing])
 
 # %%
-# The peer is the median of the known samples around a missing one.
 
 known = np.where(missing, np.nan, noisy)
 around = np.array([

@@ -26,7 +26,6 @@ sigma = 0.1
 noisy = clean + np.random.default_rng(0).normal(0, sigma, clean.shape)
 
 # %%
-# Slices lie 1.6 times as far apart as pixels.
 
 slices = np.stack([denoise(one, sigma) for one in noisy])
 volume = denoise(noisy, sigma, axes="ZYX", spacing=spacing)

@@ -22,7 +22,6 @@ clean = resize(data.shepp_logan_phantom(), (n, n), anti_aliasing=True)
 angles = np.linspace(0, np.pi, views, endpoint=False)
 
 # %%
-# The projection is a sparse matrix, whose rows interpolate samples along each ray.
 
 
 def projection(n, angles):

@@ -46,7 +46,6 @@ assert quality["as a stack"] > quality["slice by slice"] + 1 > quality["counts"]
 assert abs(stack.mean() - counts.mean()) < 0.02 * counts.mean()
 
 # %%
-# A slice, and a cut across all of them.
 
 figure, rows = plt.subplots(2, 4, figsize=(7.6, 3.9), layout="constrained", height_ratios=[80, 50])
 for row, (cut, part, aspect) in zip(

@@ -32,7 +32,7 @@ values = rng.standard_normal((64, 16))
 tokens = Points(np.arange(64), weights=np.ones(64))
 
 # %%
-# The theorem assumes that the queries are the keys. J symmetrizes its kernel, K = k + kᵀ, so the amplitude is one half.
+# J symmetrizes its kernel, K = k + kᵀ, so the amplitude is one half; queries are keys.
 
 functional = J(affinity(ExpDotProduct(amplitude=0.5), tokens, keys))
 step = values - functional.gradient(values) / functional.affinity.degree[:, None]
@@ -50,8 +50,7 @@ print(f"queries ≠ keys: attention step against PyTorch {np.abs(layer - theirs)
 assert np.abs(layer - theirs).max() < 1e-13
 
 # %%
-# Twenty layers with the same attention. Without the fidelity they run to the constant :math:`\pi^T v`, with it to the
-# equilibrium of the flow.
+# Without the fidelity layers run to the constant :math:`\pi^T v`, with it to the equilibrium of the flow.
 
 depth = np.arange(21.0)
 fidelity = 0.4

@@ -30,8 +30,7 @@ trace = probe(model, {"pixel_values": pixels})
 print(trace)
 
 # %%
-# In one more head the queries, keys and values move together. For a mean over all tokens, m steps leave :math:`(1 -
-# 1/m)^m` of the deviation from it in place of 1/e.
+# For a mean over all tokens, m steps leave :math:`(1 - 1/m)^m` of the deviation from it in place of 1/e.
 
 substeps = (1, 2, 4, 8, 16, 32)
 found = {f"layer {number + 1}": discretize(trace[number], substeps=substeps) for number in (0, 5, 11)}

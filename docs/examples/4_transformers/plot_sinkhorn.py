@@ -12,7 +12,6 @@ import numpy as np
 from nlflow import AttentionFlow, ExpDotProduct, InputError, Mask, Points, affinity, sinkhorn, solve
 
 # %%
-# Tokens of different lengths: long ones take all attention.
 
 rng = np.random.default_rng(1)
 x = rng.standard_normal((40, 4)) * np.linspace(0.5, 2.0, 40)[:, None]
@@ -24,7 +23,7 @@ print(f"Sinkhorn: columns off by {doubly.residual:.1e} after {doubly.iterations}
 assert np.abs(doubly.matrix - doubly.matrix.T).max() < 1e-11
 
 # %%
-# Every token keeps its share, and the mean of a signal stays. Under softmax it drifts to what the long tokens have.
+# Every token keeps its share, and the mean of a signal stays.
 
 u = x[:, 0] + np.linspace(-1, 1, 40)
 times = np.linspace(0, 6, 40)

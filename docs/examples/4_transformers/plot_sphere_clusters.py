@@ -33,8 +33,8 @@ assert np.all(np.diff(energy["value"]) <= 1e-12)
 print(f"{len(x)} tokens, then {counts[70]} clusters at t = {times[70]:.2g}, and {counts[-1]} at t = {times[-1]:g}")
 
 # %%
-# The cosine of the angle of two tokens follows c' = 2 (1 - c²) / (1 + exp(β (1 - c))). So they meet after about exp(β
-# (1 - c)) / (2β (1 - c²)).
+# Two tokens meet after about exp(β (1 - c)) / (2β (1 - c²)), since c' = 2 (1 - c²) / (1 + exp(β (1 - c))) for the
+# cosine c of their angle.
 
 betas, meeting = np.arange(4.0, 13.0, 2.0), []
 pair = on_sphere([[1.0, 0.0], [0.5, np.sqrt(0.75)]])

@@ -24,7 +24,6 @@ def cloud(count):
 
 
 # %%
-# The error is measured at 200 nodes.
 
 points, clean, noisy = cloud(100_000)
 fast = affinity(Gaussian(width=0.015), points, rtol=1e-6)
@@ -40,7 +39,6 @@ print(f"root mean square error {errors[0]:.3f} -> {errors[1]:.3f} with {solution
 assert errors[1] < 0.3 * errors[0]
 
 # %%
-# The time of exact sums grows with the square of the number of nodes.
 
 
 def seconds(weights, signal):

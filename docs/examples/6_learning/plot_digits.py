@@ -34,7 +34,6 @@ def right(model, known):
 
 
 # %%
-# From one label a class to ten, over five draws.
 
 counts = [1, 2, 3, 5, 10]
 shares = {"harmonic": [], "Poisson": []}

@@ -45,7 +45,6 @@ for axis, places, title in zip(
     axis.tick_params(labelsize=7)
 
 # %%
-# The eigenvalues of the walk.
 
 modes = MarkovChain(maps[0.0].affinity_).modes(10)
 print(f"residual of the modes: {modes.residual:.0e}")

@@ -28,7 +28,7 @@ names, counts = np.unique(types, return_counts=True)
 print(X.shape, dict(zip(names, counts.tolist(), strict=True)))
 
 # %%
-# Cells without a type have None; ``missing=None`` says so. The correlation compares the shapes of their components.
+# Cells without a type have None; ``missing=None`` says so.
 
 
 def hidden(each, seed):
@@ -46,7 +46,7 @@ print(model.reason_)
 print(model.message_)
 
 # %%
-# The same ten draws for all. With scanpy each Louvain cluster takes the type that most of its labelled cells have.
+# With scanpy each Louvain cluster takes the type that most of its labelled cells have.
 
 
 def by_scikit_learn(kind, few):
@@ -92,7 +92,7 @@ axis.set_title("Cells without a label that get their type: mean of ten draws")
 axis.spines[["top", "right"]].set_visible(False)
 
 # %%
-# The probability is that of a walk from the cell to meet this type first. The map is scanpy's.
+# The probability is that of a walk from the cell to meet this type first.
 
 few = hidden(5, 0)
 model = HarmonicClassifier(metric="correlation", missing=None).fit(X, few)

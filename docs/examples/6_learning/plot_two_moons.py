@@ -49,7 +49,7 @@ for axis, (name, model) in zip(axes.flat, models.items(), strict=True):
 axes[0, 0].legend(frameon=False, fontsize=8, loc="upper right")
 
 # %%
-# Labels that are held out choose the fidelity; each fit begins with the one before.
+# Labels that are held out choose the fidelity.
 
 noisy = few.copy()
 known = np.random.default_rng(0).choice(len(y), 40, replace=False)
