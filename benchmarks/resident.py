@@ -1,4 +1,4 @@
-"""The memory that this process holds, and by how much it rises at most while a task runs."""
+"""The memory that a process holds, and by how much it rises at most while a task runs."""
 
 from __future__ import annotations
 
@@ -10,20 +10,25 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-_STATUS = Path("/proc/self/status")
+_OWN = Path("/proc/self")
 
 
-def status(name: str) -> int:
-    """Return a figure of /proc/self/status in bytes."""
-    line = next(line for line in _STATUS.read_text(encoding="ascii").splitlines() if line.startswith(f"{name}:"))
-    return int(line.split()[1]) * 1024
+def figures(place: Path = _OWN, file: str = "status") -> dict[str, int]:
+    """Return the figures that Linux gives in kB of a process, in bytes: VmRSS and VmHWM, or Pss of ``smaps_rollup``."""
+    lines = (line.split() for line in (place / file).read_text(encoding="utf-8", errors="replace").splitlines())
+    return {words[0].rstrip(":"): 1024 * int(words[1]) for words in lines if words[2:] == ["kB"]}
 
 
 def peak() -> int:
-    """Return the most bytes that this process has held so far."""
-    if _STATUS.exists():  # what the system calls ru_maxrss is handed down by the process that started this one
-        return status("VmHWM")
+    """Return the most bytes that this process has held so far, or since `begin_anew`."""
+    if (_OWN / "status").exists():  # ru_maxrss is handed down by the process that started this one
+        return figures()["VmHWM"]
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def begin_anew() -> None:
+    """Let Linux forget the peak of this process."""
+    (_OWN / "clear_refs").write_text("5", encoding="ascii")
 
 
 def peak_of(task: Callable[[], Any]) -> int:
@@ -35,8 +40,8 @@ def peak_of(task: Callable[[], Any]) -> int:
     try:
         gc.collect()
         ctypes.CDLL(None).malloc_trim(0)  # what was freed before and is used again would not count
-        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
-        before = status("VmRSS")
+        begin_anew()
+        before = figures()["VmRSS"]
     except (OSError, AttributeError):
         before = peak()
     task()

@@ -15,10 +15,12 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from benchmarks.harness import keep, machine
+from benchmarks.resident import figures
 
 SIGMA = 25.0
 
@@ -68,18 +70,11 @@ def processes(root: int) -> list[int]:
 
 
 def memory(pid: int) -> dict[str, int]:
-    """Return the resident memory of a process and its peak, in bytes, and the share of it that is its own."""
-    values = {}
-    try:
-        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-            name, _, rest = line.partition(":")
-            if name in ("VmRSS", "VmHWM"):
-                values[name] = int(rest.split()[0]) * 1024
-        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
-            if line.startswith("Pss:"):
-                values["Pss"] = int(line.split()[1]) * 1024
-    except (OSError, IndexError):
-        pass
+    """Return the resident memory of a process, its peak, and its share of it (Pss), in bytes."""
+    values: dict[str, int] = {}
+    with suppress(OSError):  # it has ended meanwhile
+        for file in ("status", "smaps_rollup"):
+            values |= figures(Path(f"/proc/{pid}"), file)
     return values
 
 

@@ -21,6 +21,8 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.resident import begin_anew, peak
+
 DEEP = b"[" * 100_000 + b"]" * 100_000
 MANY = 200_000_000  # bytes that a bomb unfolds to
 
@@ -322,19 +324,13 @@ def cases(folder: Path) -> dict[str, Callable[[], object]]:
     return found
 
 
-def peak() -> int:
-    """Return the peak of the memory of this process in bytes since it was last reset."""
-    text = Path("/proc/self/status").read_text()
-    return 1024 * next(int(line.split()[1]) for line in text.splitlines() if line.startswith("VmHWM:"))
-
-
 def main() -> None:
     """Read every case and print what came of it."""
     from nlflow.errors import NlflowError
 
     results: dict[str, Any] = {}
     for name, read in cases(Path(sys.argv[1])).items():
-        Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+        begin_anew()
         before, begun = peak(), time.process_time()
         try:
             read()

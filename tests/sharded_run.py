@@ -23,6 +23,7 @@ import torch.distributed as dist
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 import nlflow as nl
+from benchmarks.resident import peak_of
 from nlflow.affinities import sharded
 from nlflow.backends.torch import shards
 from nlflow.errors import NlflowError
@@ -238,21 +239,8 @@ def numbers(problem: One, names: tuple[str, ...], flows: tuple[str, ...] = ()) -
     return found
 
 
-def peak(run: Callable[[], Any]) -> float:
-    """Return by how many MiB the memory of this process grows at most while `run` runs."""
-    Path("/proc/self/clear_refs").write_text("5")
-
-    def held(name: str) -> float:
-        lines = Path("/proc/self/status").read_text().splitlines()
-        return float(next(line.split()[1] for line in lines if line.startswith(name))) / 1024
-
-    before = held("VmRSS")
-    run()
-    return held("VmHWM") - before
-
-
 def memory(n: int, channels: int, build: Callable[[Any, Any], nl.Affinity]) -> float:
-    """Return the peak of a step of a flow between n of this process's nodes."""
+    """Return the peak of a step of a flow between n of this process's nodes in MiB."""
 
     def run(n: int, channels: int) -> None:
         u, features = torch.randn(n, channels), torch.randn(n, 8)
@@ -260,7 +248,7 @@ def memory(n: int, channels: int, build: Callable[[Any, Any], nl.Affinity]) -> f
         nl.solve(nl.GradientFlow(nl.J(p), "degree"), u, t=1.0, integrator=nl.SemiImplicit(1.0), energies=False)
 
     run(n, 8)  # loads what is loaded once
-    return peak(lambda: run(n, channels))
+    return peak_of(lambda: run(n, channels)) / 2**20
 
 
 NODES_OF_ALL, CHANNELS = 512, 2**16  # a signal of 128 MiB

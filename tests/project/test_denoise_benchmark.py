@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from benchmarks import denoise_quality
+from benchmarks import denoise_quality, resident
 from benchmarks.denoising import report
 from benchmarks.denoising.methods import (
     BM3D,
@@ -216,6 +216,13 @@ def test_scores_of_a_known_error() -> None:
 def test_parameters_are_those_of_the_nearest_sigma() -> None:
     table = {15.0: "a", 25.0: "b", 50.0: "c"}
     assert [nearest(table, s) for s in (0, 10, 19, 20, 35, 36, 60)] == ["a", "a", "a", "b", "b", "c", "c"]
+
+
+def test_figures_of_a_process_are_bytes(tmp_path: Path) -> None:
+    (tmp_path / "status").write_text("Name:\tpython 3 kB\nPid:\t7\nVmHWM:\t   2048 kB\nVmRSS:\t   1024 kB\n")
+    (tmp_path / "smaps_rollup").write_text("5590-7ffc ---p 00000000 00:00 0   [rollup]\nPss:\t 512 kB\n")
+    assert resident.figures(tmp_path) == {"VmHWM": 2**21, "VmRSS": 2**20}
+    assert resident.figures(tmp_path, "smaps_rollup") == {"Pss": 2**19}
 
 
 @pytest.mark.slow

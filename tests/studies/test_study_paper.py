@@ -18,7 +18,7 @@ from matplotlib.mathtext import MathTextParser
 from matplotlib.text import Text
 
 from nlflow import FileFormatError, Gaussian, Grid, InputError, run_study
-from nlflow.plotting import new_figure, rate_figure, render
+from nlflow.plotting import bounds_figure, layers_figure, new_figure, rate_figure, render, survey_figure
 from nlflow.plotting.base import FORMATS
 from nlflow.plotting.paper import drawn
 from nlflow.plotting.rates import Series
@@ -149,6 +149,26 @@ def test_long_labels_are_broken_and_ticks_left_out(width: float) -> None:
     assert collisions(figure) == []
     assert figure.get_figwidth() == width
     assert all(axes.get_window_extent().width > 0.3 * figure.bbox.width for axes in figure.axes if axes.axison)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("width", [2.5, 2.9, 3.3, 7.0])
+@pytest.mark.parametrize("draw", [survey_figure, layers_figure])
+def test_figures_of_layers_have_no_collision(draw: Any, width: float) -> None:
+    names = ("cosine", "isotropy", "J", "gradient", "gap", "stable")
+    rows = [{"index": k, **dict.fromkeys(names, 0.2 + 0.05 * k)} for k in range(13)]
+    runs = {"as it is": rows, "with a term of a fidelity of 0.6": rows}
+    figure = drawn(lambda: draw(runs, title="two models"), width=width)
+    assert collisions(figure) == []
+    assert all(axes.get_window_extent().height > 0.2 * axes.get_window_extent().width for axes in figure.axes)
+
+
+def test_each_row_of_bounds_has_its_label() -> None:
+    x = np.arange(1.0, 5.0)
+    panels = dict.fromkeys("abcd", (x, x, x - 1, x + 1))
+    for width, labelled in ((3.3, "abcd"), (7.0, "ac")):
+        figure = drawn(lambda: bounds_figure(panels, xlabel="x", ylabel="kept"), width=width)
+        assert "".join(axes.get_title() for axes in figure.axes if axes.get_ylabel()) == labelled
 
 
 @pytest.mark.slow

@@ -19,6 +19,7 @@ from nlflow.errors import InputError, check_choice, not_installed, visible
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.gridspec import SubplotSpec
 
 Array: TypeAlias = NDArray[Any]
 
@@ -78,10 +79,10 @@ def new_figure(width: float = 10.0, height: float = 4.0, dpi: float = 150.0, tit
 
 
 def panel_grid(
-    count: int, width: float, height: float, title: str | None = None, **options: Any
+    count: int, width: float, height: float, title: str | None = None, *, most: int = COLUMNS, **options: Any
 ) -> tuple[Figure, list[Axes]]:
-    """Return a figure with `count` panels of this size in inches, at most three in a row, on paper fewer."""
-    columns, paper = min(count, COLUMNS), _PAPER.get()
+    """Return a figure with `count` panels of this size in inches, at most `most` in a row, on paper fewer."""
+    columns, paper = min(count, most), _PAPER.get()
     if paper is not None:
         columns = min(columns, max(1, int(paper.width / _NARROWEST)))
         wide = paper.width / columns
@@ -94,6 +95,11 @@ def panel_grid(
     for axis in axes[count:]:
         axis.set_axis_off()
     return figure, axes[:count]
+
+
+def in_grid(axis: Axes) -> SubplotSpec:
+    """Return a panel's place."""
+    return axis.get_subplotspec()  # type: ignore[return-value]  # of `panel_grid`
 
 
 def finish(axis: Axes, title: str, xlabel: str, ylabel: str = "") -> None:
@@ -143,7 +149,7 @@ def check_named(name: str, groups: Any, expected: str) -> None:
         raise InputError(f"{name}: got none, expected at least one {expected}")
 
 
-def check_filled(name: str, groups: Mapping[str, Sequence[Any]], expected: str) -> None:
+def check_groups(name: str, groups: Mapping[str, Sequence[Any]], expected: str) -> None:
     """Refuse empty groups."""
     if groups:
         check_named(name, groups, expected)

@@ -55,7 +55,7 @@ def bifurcation_figure(
     """
     given = branches if isinstance(branches, Mapping) else {"": branches}
     named = {name: list(one) if isinstance(one, Iterable) else [one] for name, one in given.items()}
-    base.check_filled("branches", named, "Branch")
+    base.check_groups("branches", named, "Branch")
     for one in (one for several in named.values() for one in several):
         if not isinstance(one, Branch):
             raise InputError(f"branches: got {type(one).__name__}, expected what continue_equilibria returns")

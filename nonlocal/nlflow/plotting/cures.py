@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from nlflow.plotting.base import PALETTE, check_filled, finish, legend_below, new_figure
+from nlflow.plotting.base import PALETTE, check_groups, finish, legend_below, new_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -24,7 +24,7 @@ def cures_figure(rows: Rows, *, metric: str, title: str | None = None) -> Figure
     `rows` are those of a `nlflow.attention.Sweep`. The view ends at three times the usual reach; an arrow marks an
     interval that goes on.
     """
-    check_filled("rows", {"rows": rows}, "setting")
+    check_groups("rows", {"rows": rows}, "setting")
     figure = new_figure(8.2, 1.3 + 0.2 * len(rows), 130, title)
     axis = figure.subplots()
     axis.axvline(0, color="0.4", linewidth=1, linestyle="--")
@@ -60,7 +60,7 @@ def parts_figure(rows: Rows, parts: Sequence[str], *, measure: str, title: str |
 
     Each row has ``index``, ``change``, the parts by their names, and ``change_se`` if it is known.
     """
-    check_filled("rows", {"rows": rows}, "block")
+    check_groups("rows", {"rows": rows}, "block")
     figure = new_figure(9.0, 4.2, 130, title)
     axis = figure.subplots()
     place = np.arange(len(rows))

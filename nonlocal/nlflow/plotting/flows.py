@@ -116,7 +116,7 @@ def decay_figure(
         Draw the time on a logarithmic axis, without t = 0.
     xlabel : str
     """
-    base.check_filled("panels", panels, "Course in every panel")
+    base.check_groups("panels", panels, "Course in every panel")
     height = 4.2 + 0.2 * max(len(courses) for courses in panels.values())
     figure, axes = base.panel_grid(len(panels), 4.4, height, title)
     for axis, (name, courses) in zip(axes, panels.items(), strict=True):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nlflow.plotting.base import check_filled, finish, look, new_figure
+from nlflow.plotting.base import check_groups, finish, in_grid, legend_below, look, panel_grid
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -47,7 +47,7 @@ def layers_figure(runs: Mapping[str, Rows], *, fidelity: float | None = None, ti
         A line in the last panel.
     title : str, optional
     """
-    check_filled("runs", runs, "run with rows")
+    check_groups("runs", runs, "run with rows")
     return _figure(runs, _PANELS, fidelity, title)
 
 
@@ -60,7 +60,7 @@ def survey_figure(runs: Mapping[str, Rows], *, title: str | None = None) -> Figu
         Name of a run and its rows, as ``Survey.rows`` returns them.
     title : str, optional
     """
-    check_filled("runs", runs, "run with rows")
+    check_groups("runs", runs, "run with rows")
     return _figure({run: [_with_bands(row) for row in rows] for run, rows in runs.items()}, _SURVEYED, None, title)
 
 
@@ -73,8 +73,7 @@ def _with_bands(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _figure(runs: Mapping[str, Rows], panels: Any, fidelity: float | None, title: str | None) -> Figure:
-    figure = new_figure(10.4, 7.0, 130, title)
-    axes: list[Axes] = list(figure.subplots(2, 2, sharex=True).ravel())
+    figure, axes = panel_grid(4, 5.0, 3.5, title, most=2, sharex=True)
     for axis, (column, name, label, between) in zip(axes, panels, strict=True):
         drawn = [_draw(axis, rows, column, between, run, *look(i)) for i, (run, rows) in enumerate(runs.items())]
         if column == "stable" and fidelity is not None:
@@ -83,10 +82,10 @@ def _figure(runs: Mapping[str, Rows], panels: Any, fidelity: float | None, title
             axis.text(0.5, 0.5, "not computed", transform=axis.transAxes, ha="center", va="center", color="0.4")
         elif column in ("J", "gap", "stable"):
             axis.set_ylim(bottom=0)
-        finish(axis, name, "layer (0: input)" if axis in axes[2:] else "", label)
+        finish(axis, name, "layer (0: input)" if in_grid(axis).is_last_row() else "", label)
         axis.locator_params(axis="x", integer=True)
-    handles, labels = axes[-1].get_legend_handles_labels()
-    axes[0].legend(handles, labels, fontsize=9, frameon=False)
+    corner = next(axis for axis in axes if in_grid(axis).is_last_row())
+    legend_below(corner, *axes[-1].get_legend_handles_labels())
     return figure
 
 

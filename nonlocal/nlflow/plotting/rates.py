@@ -77,7 +77,7 @@ def rate_figure(
     """
     check_choice("scale", scale, ("loglog", "semilogy"))
     panels = dict(groups) if isinstance(groups, Mapping) else {"": groups}
-    base.check_filled("groups", panels, "Series in every panel")
+    base.check_groups("groups", panels, "Series in every panel")
     height = 4.2 + 0.26 * max(len(group) for group in panels.values())
     figure, axes = base.panel_grid(len(panels), 4.5, height, title)
     for axis, (name, group) in zip(axes, panels.items(), strict=True):
@@ -136,7 +136,7 @@ def bounds_figure(
         axis.set_xscale("log" if logx else "linear")
         axis.set_yscale("log" if logy else "linear")
         base.legend_below(axis, ncols=3, columnspacing=1.2)
-        base.finish(axis, name, xlabel, ylabel if number % base.COLUMNS == 0 else "")
+        base.finish(axis, name, xlabel, ylabel if base.in_grid(axis).is_first_col() else "")
         axis.tick_params(labelbottom=True)
     return figure
 

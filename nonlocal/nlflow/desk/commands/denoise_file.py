@@ -28,10 +28,10 @@ if TYPE_CHECKING:
     from nlflow.denoising.noise import NoiseEstimate
     from nlflow.desk.formats.film import VideoReader
 
-_LARGE = 8_000_000  # samples of a picture at one place, from which on the work takes minutes
-_SLOWER = {"volume": 2, "clip": 6, "signal": 9}  # times the work at a place: 24, 74 and 117 beside 12.5 microseconds
-_IN_FAST = 8  # times as many, with --quality fast: 24 megapixels of colour take 25 s
-_FASTER = {"image": "3 to 12", "volume": "about 14"}  # times: grey 0.7 s against 0.2 s, a photograph 310 s against 25 s
+_LARGE = 8_000_000  # samples of a picture at one place, from which on the work may take minutes
+_SLOWER = {"volume": 2, "clip": 6, "signal": 9}  # times the work at a place of a picture, about
+_IN_FAST = 8  # times as many samples, about, in the same time with --quality fast
+_QUICKER = ("image", "volume")  # of which --quality fast makes much less work
 _BYTES = 40  # of a sample, while a clip is denoised as a whole
 FIGURES = ("png", "pdf", "svg")
 _COPIED = ("png", "jpeg", "tiff", "bmp", "webp", "pnm", "wav", "au", "video")  # formats of one picture, sound or film
@@ -192,10 +192,8 @@ def _announce(media: Media, quality: str, log: Log) -> None:
     if work < _LARGE * (_IN_FAST if quality == "fast" else 1):
         return
     size = " x ".join(map(str, reversed(media.spatial_shape) if media.kind == "image" else media.spatial_shape))
-    faster = ""
-    if quality == "balanced" and media.kind in _FASTER:
-        faster = f"; --quality fast is {_FASTER[media.kind]} times as quick"
-    log.begin(f"{size} samples with --quality {quality} take minutes; lines tell how far it is{faster}")
+    faster = "; --quality fast is quicker" if quality == "balanced" and media.kind in _QUICKER else ""
+    log.begin(f"{size} samples with --quality {quality} may take minutes; lines tell how far it is{faster}")
 
 
 def read_inputs(source: Path, beside: Mapping[str, Path], request: Request) -> Inputs:
