@@ -257,14 +257,13 @@ def page(rows: list[dict[str, Any]], version: str) -> str:
         "<!-- Made by `python -m validation.families --page`; do not edit. -->",
         "",
         f"What `attach` and `probe` do, without an adapter, in a tiny random model of each family that `AutoModel` of "
-        f"transformers {version} names. A term acts in {len(acting)}, {len(refused)} are refused, "
+        f"transformers {version} names: a term acts in {len(acting)}, {len(refused)} are refused, "
         f"{len(of['no attention'])} have no attention, {len(others)} were not built.",
         "",
-        "Where a term acts, strength 0 leaves all bits of the output. With the term, decoding with a cache gives what "
-        f"the whole sequence gives: to {_most(exact)} of it in float64 ({len(exact)} families with a cache), to "
-        f"{_most(rounded)} where the model itself rounds to float32 ({len(rounded)}). P of `probe` is within "
-        f"{_most(seen)} of `output_attentions` in float32 ({len(seen)} families). `docs/families.json` has each "
-        "figure.",
+        "Where a term acts, strength 0 leaves all bits of the output, decoding with a cache gives what the whole "
+        f"sequence gives ({len(exact)} families to {_most(exact)} in float64, {len(rounded)} that round to float32 to "
+        f"{_most(rounded)}), and P of `probe` is that of `output_attentions` ({len(seen)} families to {_most(seen)} "
+        "in float32).",
     ]
     lines += ["", "## A term acts", "", *_listed("Attention is found by transformers' interface or torch's module",
                                                   asking)]  # fmt: skip
@@ -277,8 +276,11 @@ def page(rows: list[dict[str, Any]], version: str) -> str:
     if silent:
         lines += ["## Neither", "", *_listed("A term does nothing, or fails", silent)]
     lines += ["## Without attention", "", *_listed("", of["no attention"]), "## Not built", ""]
-    for reason, found in _grouped(others, lambda row: _why(row["reason"])):
-        lines += _listed(reason[0].upper() + reason[1:], found)
+    grouped = _grouped(others, lambda row: _why(row["reason"]))
+    for reason, found in grouped:
+        lines += _listed(reason[0].upper() + reason[1:], found if found[1:] else [])
+    alone = [f"{found[0]['family']} ({reason})" for reason, found in grouped if not found[1:]]
+    lines += [f"For reasons of their own: {', '.join(alone)}."] if alone else []
     return "\n".join(lines).rstrip() + "\n"
 
 

@@ -16,7 +16,7 @@ from nlflow.store.encoding import plain
 from nlflow.store.storage import save_record
 from validation.training.variants import VARIANTS
 
-__all__ = ["SUMMARY", "Difference", "difference", "summarize", "table", "write_summary"]
+__all__ = ["SUMMARY", "Difference", "difference", "interval", "number", "summarize", "table", "write_summary"]
 
 SUMMARY = "summary of trainings"
 """The kind of the record ``summary.json``."""
@@ -156,9 +156,9 @@ def table(summary: dict[str, Any]) -> str:
     shown = (measure, "cosine", "mean_J")
     lines = [f"{'variant':<20}seeds" + "".join(f"{name:>20}" for name in shown) + f"   {measure} less that of …"]
     for name, entry in summary["variants"].items():
-        cells = "".join(f"{_number(entry['mean'].get(figure)):>20}" for figure in shown)
+        cells = "".join(f"{number(entry['mean'].get(figure)):>20}" for figure in shown)
         beside = "; ".join(
-            f"{other} {gaps[measure]['mean']:+.4f}{_interval(gaps[measure])}"
+            f"{other} {gaps[measure]['mean']:+.4f}{interval(gaps[measure])}"
             for other, gaps in entry["against"].items()
             if gaps
         )
@@ -167,16 +167,18 @@ def table(summary: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _number(entry: dict[str, float] | None) -> str:
-    return "" if entry is None else f"{entry['mean']:.4f}{_error(entry['error'])}"
+def number(entry: dict[str, float | None] | None) -> str:
+    """Return a mean with its standard error, if it has one."""
+    if entry is None:
+        return ""
+    error = _float(entry["error"])
+    return f"{_float(entry['mean']):.4f}" + ("" if math.isnan(error) else f" ± {error:.4f}")
 
 
-def _error(value: float) -> str:
-    return "" if math.isnan(value) else f" ± {value:.4f}"
-
-
-def _interval(gap: dict[str, float]) -> str:
-    return "" if math.isnan(gap["low"]) else f" ({gap['low']:+.4f} … {gap['high']:+.4f})"
+def interval(gap: dict[str, Any]) -> str:
+    """Return the interval of a difference, nothing where there is none."""
+    low, high = _float(gap["low"]), _float(gap["high"])
+    return "" if math.isnan(low) else f" ({low:+.4f} … {high:+.4f})"
 
 
 def write_summary(folder: Path, summary: dict[str, Any], settings: dict[str, Any]) -> None:
