@@ -94,7 +94,7 @@ class Affinity(ABC):
         Why this method was chosen.
     error_estimate : float
         How far averages are off, over the largest deviation of the signal from the middle of its range; 0 for methods
-        that are exact to rounding. For ``nufft`` it is an estimate, for the others a bound.
+        that are exact to rounding. For ``nufft`` it is an estimate, for the others a bound of all but rounding.
     dtype : dtype or None
         What signals must be; None when they may be float32 or float64.
     device : device or None
@@ -304,7 +304,7 @@ class Affinity(ABC):
         Parameters
         ----------
         memory_limit : float, optional
-            Bytes; half of the physical memory by default.
+            Bytes; by default ``NLFLOW_MEMORY_LIMIT``, or half of the physical memory.
 
         Returns
         -------
@@ -352,7 +352,7 @@ class Affinity(ABC):
         Raises
         ------
         InputError
-            For methods that are exact to rounding, symmetrized affinities, and constant signals.
+            For methods that are exact to rounding, k + k^T of a k that is not symmetric, and constant signals.
         """
         if self._exact is None and self.error_estimate > 0:
             raise InputError(

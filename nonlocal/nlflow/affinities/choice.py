@@ -171,11 +171,11 @@ def affinity(
         Queries of a dot product; the features themselves by default.
     method : {'auto', 'dense', 'pairwise', 'tiled', 'sparse', 'nufft', 'lowrank', 'stencil', 'convolution'}
         How sums are computed; ``reason`` of the result tells what ``auto`` chose, and why. On grids, for positions and
-        patches: ``stencil`` sums over a window, ``convolution`` transforms. Between scattered nodes or features, exact:
-        ``dense`` stores the matrix, O(N^2) memory; ``pairwise`` and, for torch tensors, ``tiled`` compute its entries
-        anew at each average. Approximate, to `rtol`: ``sparse`` stores the pairs within reach of a radial kernel,
-        ``nufft`` is for Gaussians in up to three dimensions (``pip install 'nlflow[nufft]'``), ``lowrank`` for positive
-        semidefinite kernels.
+        patches: ``stencil`` sums over a window, ``convolution`` transforms. Between scattered nodes or features:
+        ``dense`` stores the matrix, O(N^2) memory; ``pairwise`` (with `rtol` without far ones) and, for torch tensors,
+        ``tiled`` compute its entries anew at each average. Approximate, to `rtol`: ``sparse`` stores the pairs within
+        reach of a radial kernel, ``nufft`` is for Gaussians in up to three dimensions (``pip install
+        'nlflow[nufft]'``), ``lowrank`` for positive semidefinite kernels.
     window : int, optional
         Truncate a position kernel on a grid to offsets of at most this many nodes along each axis.
     store : bool
@@ -188,7 +188,7 @@ def affinity(
     precision : {'float64', 'float32', 'bfloat16', 'float16'}, optional
         What torch features and signals are rounded to inside averages; that of the features by default.
     memory_limit : float, optional
-        Bytes; half of the physical memory by default, for features on a GPU what is free there.
+        Bytes; by default ``NLFLOW_MEMORY_LIMIT``, or what is free on the GPU of the features, or half of the memory.
 
     Returns
     -------

@@ -140,7 +140,7 @@ def sinkhorn(
     iterations : int
         Most scalings of rows and columns.
     memory_limit : float, optional
-        Bytes; half of the physical memory by default. O(N^2) are needed.
+        Bytes; by default ``NLFLOW_MEMORY_LIMIT``, or half of the physical memory. O(N^2) are needed.
 
     Returns
     -------

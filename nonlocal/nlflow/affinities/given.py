@@ -56,7 +56,7 @@ def affinity_from_graph(
     nodes : int, optional
         N of an edge list without a domain; by default one more than the largest number in it.
     memory_limit : float, optional
-        Bytes; half of the physical memory by default.
+        Bytes; by default ``NLFLOW_MEMORY_LIMIT``, or half of the physical memory.
 
     Returns
     -------

@@ -69,7 +69,7 @@ def neighbour_graph(
         Compare |x_i - x_j| / sqrt(s_i s_j) by the kernel, for widths s_i that are given, or, with True, the distance of
         point i to the farthest of its neighbours (Zelnik-Manor and Perona 2004, self-tuning spectral clustering).
     memory_limit : float, optional
-        Bytes; half of the physical memory by default.
+        Bytes; by default ``NLFLOW_MEMORY_LIMIT``, or half of the physical memory.
 
     Returns
     -------

@@ -51,7 +51,8 @@ class Gradients:
 def kernel_operator(kernel: Kernel, x: Any, y: Any = None) -> KernelOperator:
     """Return the sums (Kw)_i = sum_j k(x_i, y_j) w_j as an operator, without a matrix.
 
-    Weights have any sign; rounding is relative to sum_j k_ij |w_j|. O((M + N) d) memory, O(M N d) time a product.
+    Weights have any sign; rounding is relative to sum_j (k_ij + k(0) / N) |w_j|. O((M + N) d) memory, O(M N d) time a
+    product.
 
     Parameters
     ----------

@@ -142,7 +142,7 @@ def affinity(
     group : ProcessGroup, optional
         All processes by default.
     memory_limit : float, optional
-        Bytes of this process; half of the physical memory by default, on a GPU what is free there.
+        Bytes of this process; by default ``NLFLOW_MEMORY_LIMIT``, or what is free on its GPU, or half of the memory.
 
     Returns
     -------

@@ -53,7 +53,7 @@ class Formula(RadialKernel):
     ------
     InputError
         For a formula that is found negative, infinite or no number, is not 1 at r = 0, is too long, or loses its digits
-        in floats: log k is compared with 50 digits at distances from 0 to 1e12 widths, to 1e-8 (beside 1).
+        in floats, as compared with 50 digits at samples.
 
     Examples
     --------
