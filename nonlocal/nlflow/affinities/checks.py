@@ -16,7 +16,7 @@ def check_affinity(affinity: Any) -> Affinity:
     if not isinstance(affinity, Affinity):
         raise InputError(f"affinity: got {type(affinity).__name__}, expected an Affinity; build one with affinity()")
     if not affinity._sound and _of_somebodys_own(affinity):
-        _check_averages(affinity)
+        check_averages(affinity)
     affinity._sound = True
     return affinity
 
@@ -29,7 +29,7 @@ def _of_somebodys_own(affinity: Affinity) -> bool:
     )
 
 
-def _check_averages(affinity: Affinity) -> None:
+def check_averages(affinity: Affinity) -> None:
     """Raise `InputError` unless P keeps the shape of signals, constants and range, and is as symmetric as it says."""
     # One average of three channels: ones, and noise twice.
     name, shape = type(affinity).__name__, (*affinity.domain.shape, 3)

@@ -26,12 +26,12 @@ class Domain:
 
     @property
     def item_size(self) -> int:
-        """Number of nodes of one item."""
+        """Of one item."""
         return self.item.size
 
     @property
     def item_weights(self) -> Floats:
-        """Quadrature weights of one item."""
+        """Of one item."""
         return self.item.weights
 
     @property
@@ -41,7 +41,7 @@ class Domain:
 
     @property
     def nodes(self) -> Floats:
-        """Node positions, (N, m)."""
+        """Positions, (N, m)."""
         raise NotImplementedError  # pragma: no cover - abstract
 
     @property

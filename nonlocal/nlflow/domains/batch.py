@@ -61,7 +61,7 @@ class Batch(Domain):
 
     @property
     def nodes(self) -> Floats:
-        """Node positions, (N, m)."""
+        """Positions, (N, m)."""
         return np.tile(self.one.nodes, (math.prod(self.leading), 1))
 
     @property

@@ -88,7 +88,7 @@ class Grid(Domain):
 
     @property
     def nodes(self) -> Floats:
-        """Node positions, (N, ndim), in C order."""
+        """Positions, (N, ndim)."""
         return np.stack([x.ravel() for x in np.meshgrid(*self.axes, indexing="ij")], axis=1)
 
     @property

@@ -55,7 +55,7 @@ class Points(Domain):
 
     @property
     def nodes(self) -> Floats:
-        """Node positions, (N, m)."""
+        """Positions, (N, m)."""
         return self.positions
 
     @property

@@ -143,7 +143,7 @@ class Expression:
 
     @property
     def is_number(self) -> bool:
-        """Whether it is a number."""
+        """A plain number."""
         return self.operation == "number"
 
     @cached_property

@@ -1,4 +1,4 @@
-"""Kernels with heavy tails."""
+"""Heavy-tailed kernels."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from nlflow._array import Array, Floats, to_numpy
 from nlflow.affinities import Affinity
-from nlflow.affinities import base as affinities
+from nlflow.affinities.checks import check_averages
 from nlflow.errors import InputError, NumericalError
 from nlflow.testing.contract import Contract, ContractError, random
 
@@ -41,7 +41,7 @@ def check_affinity(affinity: Affinity) -> None:
     if n > _MOST:
         raise InputError(f"affinity: got {n} nodes, expected at most {_MOST}, of which the matrix is formed")
     try:
-        affinities._check_averages(affinity)
+        check_averages(affinity)
     except InputError as error:
         raise ContractError(str(error)) from error
     matrix = _matrix(contract, affinity)
