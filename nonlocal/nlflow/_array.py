@@ -110,7 +110,7 @@ def root_mean_square(values: Array) -> float:
 def namespace(*arrays: Array) -> Any:
     """Return the array namespace that `arrays` share (`array_api_compat`)."""
     if all(type(array) is np.ndarray for array in arrays):
-        return array_api_compat.numpy  # ten times faster than to find out, and it is asked at every average
+        return array_api_compat.numpy  # quicker than to find out, and it is asked at every average
     return array_api_compat.array_namespace(*arrays)
 
 

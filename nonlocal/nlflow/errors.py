@@ -273,7 +273,7 @@ def check_number(
     ----------
     name : str
     value : object
-        Booleans, strings, complex numbers and arrays with axes are refused.
+        Booleans, strings and complex numbers are refused.
     minimum : float
         Smallest allowed value (excluded when `strict`).
     below : float

@@ -26,9 +26,9 @@ def encode(value: Any, indent: int | None = 1) -> str:
 
 
 def decode(text: str) -> Any:
-    """Return what `encode` was given, with lists for tuples and text for keys; `ValueError` for other text.
+    """Return the plain data of a text of `encode`; `ValueError` where it is damaged, or nested more than 100 deep.
 
-    A level of more than 100 is refused: what walks through it later calls itself at each.
+    What walks through it later calls itself at each level.
     """
     try:
         value = json.loads(text, object_hook=_untagged)

@@ -33,7 +33,7 @@ def described(value: Any) -> str:
 
 
 def describe(value: Any) -> Any:
-    """Return a value as plain data, which is equal for equal values in every process.
+    """Return what tells a value from others as plain data.
 
     Functions are told by their code, defaults and closure, not by the global names that they use.
     """

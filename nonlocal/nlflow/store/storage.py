@@ -101,7 +101,7 @@ def _digest(arrays: Arrays, meta: Meta) -> str:
 
 
 def save_record(path: str | os.PathLike[str], kind: str, content: Any) -> None:
-    """Write plain data as a record in JSON; floats come back to the last bit, NaN and infinities too."""
+    """Write plain data as a record in JSON, NaN and infinities too."""
     about = {"kind": kind, "format": FORMAT, "versions": environment()["versions"], "content": content}
     text = encode({**about, "sha256": _record_digest(kind, content)}) + "\n"
     write_atomic(path, lambda file: file.write(text.encode()))

@@ -30,8 +30,8 @@ class Settings:
     Attributes
     ----------
     takes : {'planes', 'volumes', 'clips'}
-        What is denoised at once: each plane of the last two axes, each volume of the last three, or each clip of the
-        last three, of which the first is time.
+        What is denoised at once: each plane of the last two axes beside channels, each volume of the last three, or
+        each clip of the last three, of which the first is time.
     channel_axis : int, optional
         Axis of channels that say together which patches are alike. Colours of an RGB layer are channels by themselves.
     sigma : float, optional
