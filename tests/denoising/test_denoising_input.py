@@ -278,6 +278,23 @@ def test_wide_integers_with_the_values_of_narrow_ones_are_refused(values: Any):
             call(values)
 
 
+@pytest.mark.parametrize("channels", [None, 3])
+def test_wide_integers_that_are_hidden_do_not_make_the_others_pass(channels: int | None):
+    values = np.arange(400).reshape(20, 20) % 50
+    hidden = np.zeros((20, 20), bool)
+    hidden[3, 3] = True
+    values = np.where(hidden, 2**60, values)
+    words: dict[str, Any] = {}
+    if channels is not None:
+        values, words = np.stack([values] * channels, axis=-1), {"channel_axis": -1}
+    with pytest.raises(InputError, match=r"image: got values from 0 to 49 as int64"):
+        denoise(values, 3.0, mask=hidden, **words)
+    masked = np.ma.array(values, mask=hidden if channels is None else np.stack([hidden] * channels, axis=-1))
+    for call in (denoise, problem):
+        with pytest.raises(InputError, match=r"image: got values from 0 to 49 as int64"):
+            call(masked, 3.0, **words)
+
+
 def test_wide_integers_on_their_own_scale_pass():
     for values in (np.zeros(8, int), np.arange(8) << 16):
         assert denoise(values, 0).max() == img_as_float(values).max()

@@ -15,6 +15,7 @@ from nlflow._array import is_tensor, root_mean_square, underflowing
 from nlflow.backends.devices import CPU, choose_device
 from nlflow.backends.numba import loading
 from nlflow.denoising.frame import Frame, Part, is_by_pixels, observe
+from nlflow.denoising.given import seen
 from nlflow.denoising.info import DenoiseInfo, doubts
 from nlflow.denoising.labelled import denoised_labelled, is_labelled
 from nlflow.denoising.layout import Axes, shape_of
@@ -202,7 +203,7 @@ def denoise(
                 f"{name}: got a tensor beside an image that is none, expected an array; convert one of them"
             )
     placed = Axes.of(shape_of("image", image), channel_axis, axes, spacing)
-    check_scale(image, preserve_range)
+    check_scale(seen(image, placed, mask), preserve_range)
     if chosen.separate:
         from nlflow.denoising.columns import each_by_itself
 

@@ -158,6 +158,14 @@ def _asked(mask: Any, bad: Mask, axes: Axes) -> Mask | None:
     return asked
 
 
+def seen(image: Any, axes: Axes, mask: Any) -> Any:
+    """Return wide integers without those that a mask hides, as a masked array; all else as it is."""
+    array = np.asanyarray(image)
+    if mask is None or isinstance(mask, str) or array.dtype.kind not in "iu" or array.dtype.itemsize <= 2:
+        return image
+    return np.ma.array(array, mask=np.broadcast_to(_everywhere(axes.place("mask", mask), axes), axes.shape))
+
+
 def _everywhere(where: Mask | None, axes: Axes) -> Mask:
     """Return a mask of pixels as one that broadcasts to the shape of the array."""
     if where is None or where.ndim == 0:

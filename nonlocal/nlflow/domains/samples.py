@@ -52,7 +52,7 @@ def as_signal(image: Any, channel_axis: int | None, missing: str = "") -> tuple[
 def check_scale(image: Any, preserve_range: bool) -> None:
     """Refuse wide integers that hold the values of narrow ones if `finish` would divide them by their range."""
     # Lists of whole numbers are such: NumPy makes int64 of them, whose range is 2^63.
-    array = np.asarray(image)
+    array = image.compressed() if isinstance(image, np.ma.MaskedArray) else np.asarray(image)
     if preserve_range or array.dtype.kind not in "iu" or array.dtype.itemsize <= 2 or array.size == 0:
         return
     low, high = int(array.min()), int(array.max())
