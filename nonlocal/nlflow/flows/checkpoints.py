@@ -1,4 +1,4 @@
-"""Checkpoints of an integration: what is written, and which problem it belongs to."""
+"""What a checkpoint holds, and which problem it belongs to."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class State:
 
 
 def incomplete(arrays: Arrays, meta: Meta, shape: tuple[int, ...], end: float) -> str | None:
-    """Return what is missing or wrong in a checkpoint, None if it is whole."""
+    """Return what is missing or wrong in a checkpoint, or None."""
     columns = [arrays.get(name) for name in ("reached", "energies", "snapshots")]
     count = 0 if columns[0] is None else columns[0].size
     expected = {"u": shape, "reached": (count,), "energies": (count,), "snapshots": (count, *shape)}
@@ -84,7 +84,7 @@ def incomplete(arrays: Arrays, meta: Meta, shape: tuple[int, ...], end: float) -
 
 
 def unseeded(meta: Meta, flow: Flow) -> str | None:
-    """Return what is wrong with the seed of a flow's noise for a checkpoint, None where nothing is."""
+    """Return what is wrong with the seed of the noise, or None."""
     seed, noise = meta.get("seed"), flow.noise
     if seed is None and noise is None:
         return None
@@ -101,7 +101,7 @@ def unseeded(meta: Meta, flow: Flow) -> str | None:
 def fingerprint(
     flow: Flow, u: Array, times: NDArray[np.float64], integrator: Integrator, looks: list[str] | None = None
 ) -> str:
-    """Identify what a problem was given, bit by bit; `probe` stands for its kernel, `looks` for times of trackers."""
+    """Return a digest of what a problem was given; `probe` stands for its kernel."""
     digest = hashlib.sha256()
     given = flow.given()
     words = [word for word in given if isinstance(word, str)]
@@ -128,7 +128,7 @@ def _is_array(piece: Any) -> bool:
 
 
 def probe(flow: Flow, like: Array) -> NDArray[np.float64]:
-    """Return log d and P of one fixed signal, which stand for a kernel, to be compared up to rounding."""
+    """Return log d and P of a fixed signal: a kernel, compared up to rounding."""
     affinity = flow.affinity
     signal = affinity.own(np.random.default_rng(0).standard_normal(affinity.whole_shape), like)
     seen = [values for one in flow.affinities for values in (one.log_degree, one._average(signal))]

@@ -1,4 +1,4 @@
-"""Agents that move to the mean of what they see, and oscillators that pull each other: ready-made models."""
+"""Models of consensus and synchronization."""
 
 from __future__ import annotations
 
@@ -35,20 +35,18 @@ _LEAST = {4: 1e-35, 8: 1e-300}
 class AveragingFlow(Flow):
     """Each particle moves to the weighted mean of what it sees, dx_i/dt = sum_j w_j k(x_i, y_j) y_j / d_i - x_i.
 
-    The points y are the particles themselves, or data that stay where they are. With data and a Gaussian it climbs the
-    kernel density estimate, and descends -width^2 mean_i log d_i, `energy`, in the metric mean_i |dx_i|^2. O(N M d)
-    time and O((N + M) d) memory for a velocity.
+    The points y are the particles themselves, or fixed data. A velocity takes O(N M d) time.
 
     Parameters
     ----------
     particles : array_like of shape (N, d)
-        What the flow is made for: their kind, N and d count. `solve` takes the start.
+        Give the dtype and the shape; `solve` takes the start.
     kernel : RadialKernel
         k, as a function of the distance.
     data : array_like of shape (M, d), optional
-        y; the particles themselves by default.
+        y; the particles by default.
     weights : array_like of shape (M,), optional
-        w_j > 0 of what is seen; alike by default.
+        w_j > 0; equal by default.
 
     Raises
     ------
@@ -78,7 +76,7 @@ class AveragingFlow(Flow):
         self._pairs = PairFields(kernel.weight(), kernel.support(_UNSEEN[x.dtype.itemsize]))
 
     def velocity(self, u: Array) -> Array:
-        """Return the mean of what each particle sees less its position; shape (N, d)."""
+        """See `Flow.velocity`."""
         self.applications += 1
         xp, seen = namespace(u), u if self.data is None else self.data
         weights = self.weights if is_numpy(u) else kept_like(self.weights, u)
@@ -104,11 +102,11 @@ class AveragingFlow(Flow):
 
     @property
     def has_energy(self) -> bool:
-        """Whether there are data and a Gaussian, so that `energy` falls."""
+        """Whether there are data and a Gaussian."""
         return self.data is not None and self.kernel.gaussian_width is not None
 
     def energy(self, u: Array) -> float:
-        """Return -width^2 mean_i log sum_j w_j k(x_i, y_j); NaN for particles that see each other, other kernels."""
+        """Return -width^2 mean_i log sum_j w_j k(x_i, y_j), for data and a Gaussian; else NaN."""
         width = self.kernel.gaussian_width
         if self.data is None or width is None:
             return math.nan
@@ -124,7 +122,7 @@ class AveragingFlow(Flow):
         return self._size, "that of the particles"
 
     def rebuilt(self, u: Array) -> Self:
-        """Return the flow itself."""
+        """See `Flow.rebuilt`."""
         del u
         return self
 
@@ -140,9 +138,7 @@ class AveragingFlow(Flow):
 def mean_shift(data: Any, width: float, particles: Any = None) -> AveragingFlow:
     """Return the mean shift to the modes of data, dx/dt = sum_j k(x, y_j) y_j / sum_j k(x, y_j) - x, k Gaussian.
 
-    Particles that start at the data, by default, gather at the modes of the density that the data have, with the width
-    of the kernel (Fukunaga and Hostetler 1975, doi 10.1109/TIT.1975.1055330; Cheng 1995, doi 10.1109/34.400568). For
-    the variant that blurs the data as well use ``AveragingFlow(data, Gaussian(width))``.
+    (Fukunaga and Hostetler 1975, doi 10.1109/TIT.1975.1055330; Cheng 1995, doi 10.1109/34.400568.)
 
     Parameters
     ----------
@@ -150,6 +146,7 @@ def mean_shift(data: Any, width: float, particles: Any = None) -> AveragingFlow:
     width : float
         Of the Gaussian.
     particles : array_like of shape (N, d), optional
+        The data by default.
 
     Examples
     --------
@@ -167,9 +164,7 @@ def hegselmann_krause(opinions: Any, confidence: float) -> AveragingFlow:
     """Return opinions that move to the mean of those within a distance: bounded confidence.
 
     (Hegselmann and Krause 2002, J. Artificial Societies and Social Simulation 5(3); in continuous time Blondel,
-    Hendrickx and Tsitsiklis 2010, doi 10.1137/090766188.) Steps of length 1 of explicit Euler, ``EulerMaruyama(1.0)``,
-    are the original model. The variant with 1/N for the number of neighbours is the gradient flow ``ParticleFlow(x,
-    Interaction(f"minimum(r*r, {confidence**2}) / 2"))``.
+    Hendrickx and Tsitsiklis 2010, doi 10.1137/090766188.) The original model takes ``EulerMaruyama(1.0)``.
 
     Parameters
     ----------
@@ -196,9 +191,8 @@ def hegselmann_krause(opinions: Any, confidence: float) -> AveragingFlow:
 class Kuramoto(Flow):
     r"""Phase oscillators, dtheta_i/dt = omega_i + K/N sum_j sin(theta_j - theta_i); O(N) time.
 
-    By the order parameter r e^(i psi) = mean_j e^(i theta_j) it is omega_i + K r sin(psi - theta_i) (Kuramoto 1975, doi
-    10.1007/BFb0013365; Strogatz 2000, doi 10.1016/S0167-2789(00)00094-4). Phases are real numbers that are not brought
-    back to a period. The flow descends -K r^2 / 2 - mean_i omega_i theta_i.
+    (Kuramoto 1975, doi 10.1007/BFb0013365; Strogatz 2000, doi 10.1016/S0167-2789(00)00094-4.) Phases are not reduced
+    to [0, 2 pi).
 
     Parameters
     ----------
@@ -227,13 +221,13 @@ class Kuramoto(Flow):
 
     @of_signal
     def order_parameter(self, theta: Array) -> tuple[float, float]:
-        """Return r and psi, in (-pi, pi]."""
+        """Return r >= 0 and psi in [-pi, pi], with r e^(i psi) = mean_j e^(i theta_j)."""
         xp = namespace(theta)
         c, s = (scalar(xp.mean(f(theta), dtype=xp.float64)) for f in (xp.cos, xp.sin))
         return math.hypot(c, s), math.atan2(s, c)
 
     def velocity(self, u: Array) -> Array:
-        """Return dtheta/dt, shape (N,)."""
+        """See `Flow.velocity`."""
         self.applications += 1
         r, psi = self.order_parameter(u)
         return self.frequencies + self.coupling * r * namespace(u).sin(psi - u)
@@ -244,7 +238,7 @@ class Kuramoto(Flow):
         return True
 
     def energy(self, u: Array) -> float:
-        """Return -K r^2 / 2 - mean_i omega_i theta_i."""
+        """Return -K r^2 / 2 - mean_i omega_i theta_i, r from `order_parameter`."""
         xp = namespace(u)
         return -self.coupling * self.order_parameter(u)[0] ** 2 / 2 - scalar(xp.mean(self.frequencies * u))
 
@@ -253,7 +247,7 @@ class Kuramoto(Flow):
         return tuple(self.frequencies.shape), "phases"
 
     def rebuilt(self, u: Array) -> Self:
-        """Return the flow itself."""
+        """See `Flow.rebuilt`."""
         del u
         return self
 

@@ -1,8 +1,4 @@
-"""Derivatives of functionals, flows and equilibria with respect to all that they are made of, by torch.
-
-Signals, observed signals, fidelities and features may be tensors that ask for a gradient. A kernel's width is learnt
-through its features: those of a Gaussian of width 1, divided by the width.
-"""
+"""Derivatives of functionals, flows and equilibria by torch."""
 
 from __future__ import annotations
 
@@ -42,13 +38,12 @@ def value(functional: J, u: Tensor) -> Tensor:
     Returns
     -------
     tensor without axes
-        In float64; the derivative with respect to `u` is the gradient of `J.gradient` in the L2 metric times the
-        weights w_i.
+        In float64.
 
     Raises
     ------
     InputError
-        For what is no tensor, a wrong shape, NaN or infinity.
+        For a wrong type or shape, NaN and infinity.
 
     Examples
     --------
@@ -82,13 +77,13 @@ def value(functional: J, u: Tensor) -> Tensor:
 def run(flow: LinearFlow, u: Tensor, integrator: Integrator, steps: int) -> Tensor:
     """Return the signal after some steps of an integrator, with its derivatives.
 
-    What a step forms inside is computed anew for the derivatives. k steps take O(sqrt(k) N D) memory and three times
-    the averages, with a kernel that is held for ``every`` > 1 steps O(k N D).
+    Steps are computed anew for the derivatives, so that k steps keep about sqrt(k) signals, or k with a kernel that is
+    held for ``every`` > 1 steps.
 
     Parameters
     ----------
     flow : GradientFlow or AttentionFlow
-        Of an affinity of torch features. The kernel of an evolving one is taken from the signal as `nlflow.solve` does.
+        Of an affinity of torch features.
     u : tensor of shape ``domain.shape`` or ``domain.shape + (D,)``
     integrator : FixedStep, AttentionStep or NeutrenoStep
     steps : int
@@ -96,8 +91,9 @@ def run(flow: LinearFlow, u: Tensor, integrator: Integrator, steps: int) -> Tens
     Raises
     ------
     InputError
-        For an integrator that chooses its steps, noise, and terms that depend on time; `StabilityError` when the step
-        is too long.
+        For another integrator, noise, and terms that depend on time.
+    StabilityError
+        When the step is too long.
     """
     u = flow.held(_tensor("u", flow.affinity.check_signal("u", u)))
     steps = check_integer("steps", steps, minimum=0)
@@ -164,21 +160,20 @@ class _Solution(torch.autograd.Function):
 def minimizer(functional: E, *, rtol: float | None = None, maxiter: int = 10_000) -> Tensor:
     """Return the minimizer of E, the equilibrium of its flows, with its first derivatives.
 
-    By the implicit function theorem: derivatives with respect to the observed signal, the fidelity (numbers or
-    matrices) and the features of the affinity cost one more linear system.
+    Derivatives with respect to the observed signal, the fidelity and the features cost one more linear system.
 
     Parameters
     ----------
     functional : E
         Of an affinity of torch features.
     rtol : float, optional
-        Residual of both systems relative to their right-hand sides; 1e-10 in float64 and 1e-5 in float32 by default.
+        Relative residual of both systems; 1e-10 in float64 and 1e-5 in float32 by default.
     maxiter : int
 
     Raises
     ------
     InputError
-        For J, which every constant minimizes, and for a fidelity of 0 everywhere.
+        For J, and for a fidelity of 0 everywhere.
     NumericalError
         When a system is not solved to `rtol`.
     """
@@ -218,9 +213,7 @@ def minimizer(functional: E, *, rtol: float | None = None, maxiter: int = 10_000
 def equilibrium(flow: LinearFlow, *, rtol: float | None = None, maxiter: int = 10_000) -> Tensor:
     """Return the limit of a frozen flow with a fidelity for t to infinity, with its first derivatives.
 
-    u* = ((I - P) + phi)^-1 phi f is the minimizer of E where P is symmetric (`minimizer`). For queries unlike keys it
-    is found by GMRES, and its derivatives, with respect to the observed signal, the fidelity (numbers or matrices),
-    queries and keys, by GMRES with the transpose of P.
+    u* = ((I - P) + phi)^-1 phi f, by `minimizer` for a symmetric P, otherwise by GMRES.
 
     Parameters
     ----------
@@ -232,10 +225,9 @@ def equilibrium(flow: LinearFlow, *, rtol: float | None = None, maxiter: int = 1
     Raises
     ------
     InputError
-        For an evolving flow, whose limit depends on the way, for a flow without fidelity, whose limit is the mean of
-        u(0), and for other metrics than 'l2' and 'degree'.
+        For an evolving flow, a flow without fidelity, and other metrics than 'l2' and 'degree'.
     NumericalError
-        When a system is not solved to `rtol`; rounding leaves residuals of up to eps / phi.
+        When a system is not solved to `rtol`.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""Whether a run descends its energy and keeps its mean, as its flow does."""
+"""Whether a run descends its energy and keeps its mean."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _ROUNDED = 0.05  # eps t rho, from which on rounding can move it so far
 
 
 class Descent:
-    """Looks whether an energy rises, or a mean moves, without reason, at outputs and after 16, 32, 64, ... steps."""
+    """Looks for an energy that rises, or a mean that moves, without reason."""
 
     def __init__(self, flow: Flow, integrator: Integrator) -> None:
         self.watched = isinstance(flow, LinearFlow) and flow.has_energy and flow.plain
@@ -30,12 +30,12 @@ class Descent:
         self._mean: Array | None = None  # at the start, where it is conserved
 
     def due(self, steps: int) -> bool:
-        """Whether to look after this step, beside outputs."""
+        """Whether to look after this step."""
         power_of_two = steps >= _FIRST and steps & (steps - 1) == 0
         return self.watched and power_of_two and not self._integrator.keeps_limit
 
     def rose(self, flow: Flow, u: Array, t: float, energy: float) -> str | None:
-        """Take up the energy at t; return what to say where it has risen, None where it has not."""
+        """Return what to say where the energy has risen, or None."""
         if not self.watched or math.isnan(energy):
             return None
         if strayed := self._strayed(flow, u, t):

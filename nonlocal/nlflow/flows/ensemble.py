@@ -1,4 +1,4 @@
-"""Many paths of a flow with noise, side by side where they can be."""
+"""Many paths of a flow with noise."""
 
 from __future__ import annotations
 
@@ -54,15 +54,14 @@ class Ensemble(Brief):
         return np.asarray(np.var(self.values, axis=0, dtype=np.float64, ddof=1))
 
     def interval(self, level: float = _LEVEL, of: str = "mean") -> tuple[Floats, Floats]:
-        """Return the ends of a confidence interval at each place by itself.
+        """Return the ends of a pointwise confidence interval, right for large M.
 
         Parameters
         ----------
         level : float
-            Probability, between 0 and 1, that it holds the true value.
+            Probability, in (0, 1), that it holds the true value.
         of : {'mean', 'variance'}
-            Student's interval of the mean, right for large M or for Gaussian values; or the normal one of the variance,
-            whose own variance is taken from the fourth moment, for large M.
+            Student's interval of the mean, or the normal one of the variance.
 
         Raises
         ------
@@ -85,7 +84,7 @@ class Ensemble(Brief):
         return np.maximum(low, 0.0) if of == "variance" else low, middle + width * error
 
     def quantile(self, share: float) -> Floats:
-        """Return the quantile of paths at each place, such as 0.05 and 0.95 for a band that holds most of them."""
+        """Return the quantile of paths at each place."""
         share = check_number("share", share, minimum=0)
         if share > 1:
             raise InputError(f"share: got {share:g}, expected at most 1")
@@ -93,7 +92,7 @@ class Ensemble(Brief):
 
 
 def students_t(freedom: float, level: float = _LEVEL) -> float:
-    """Return how many standard errors each side of an interval has that holds the true value with a probability."""
+    """Return half the width of an interval in standard errors, by Student's t."""
     from scipy.special import ndtri, stdtrit  # scipy.stats takes half a second to load
 
     upper = (1 + level) / 2
@@ -115,9 +114,7 @@ def ensemble(
 ) -> Ensemble:
     """Return many paths of a flow with noise from one start.
 
-    Where a flow does the same to each channel by itself, paths are channels of one run; others are run one after
-    another. Path m has the noise of ``solve`` with ``path=m``, bit for bit. Last bits of the path itself may differ;
-    ``side_by_side=1`` gives those of single runs.
+    Path m has the noise of ``solve`` with ``path=m``.
 
     Parameters
     ----------
@@ -133,7 +130,8 @@ def ensemble(
         What to keep of a path: a function of the times (T,) and the path (T, ...) that returns a number or an array.
         The whole path by default.
     side_by_side : int, optional
-        How many paths are run as one; as many as make 256 channels by default.
+        How many paths are run as one, where the flow treats channels alike; as many as make 256 channels by default.
+        With 1 a path has the bits of its run by `solve`.
     memory_limit : float, optional
         Bytes of what is kept; half of the physical memory by default.
 
@@ -144,11 +142,11 @@ def ensemble(
     Raises
     ------
     InputError
-        What `solve` raises, and for a flow without noise.
+        As `solve`, and for a flow without noise.
     MemoryLimitError
         When what is kept does not fit; known after the first run.
     NumericalError
-        When a run does not come to its end; the message says why.
+        When a run does not come to its end.
 
     Examples
     --------

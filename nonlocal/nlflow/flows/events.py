@@ -1,4 +1,4 @@
-"""Events: moments at which a function of time and signal changes its sign, located inside steps."""
+"""Events: moments at which a function of time and signal changes its sign."""
 
 from __future__ import annotations
 
@@ -21,11 +21,9 @@ _DIGITS = 4e-16  # of a time: what two moments are apart at least
 
 
 class Event(Tracker):
-    """Locate the moments at which g(t, u) changes its sign; the step ends there, and something happens.
+    """Locate the moments at which g(t, u) changes its sign; a step ends there, and an action follows.
 
-    Where a step has led g over 0, it is taken again in lengths between, until the moment is known to the tolerance. A g
-    that is 0 at the start, or after a reset, is no event there. An even number of changes within one step is not seen:
-    take shorter steps, by a dt or times of output.
+    An even number of changes within one step is not seen: take shorter steps.
 
     Parameters
     ----------
@@ -34,8 +32,8 @@ class Event(Tracker):
     direction : {0, 1, -1}
         1: only where g rises through 0, -1: only where it falls.
     action : {'record', 'stop'} or callable
-        What happens beside the record: nothing, the end of the run, or a reset: ``action(t, u)`` returns the signal
-        with which the run goes on.
+        Beside the record: nothing, the end of the run, or a reset ``action(t, u)``, which returns the signal to go on
+        with.
     tol : float, optional
         Of the time, absolute; 1e-10 of the end time by default.
     signals : bool
@@ -46,8 +44,8 @@ class Event(Tracker):
     Raises
     ------
     InputError
-        By `solve`: for a g that is not finite or no number at the start, for steps that are layers, and for noise; for
-        a reset to another shape or dtype.
+        By `solve`: for a g that is no finite number at the start, steps that are layers, noise, and a reset to another
+        shape or dtype.
 
     Examples
     --------
@@ -91,7 +89,7 @@ class Event(Tracker):
     # ---- as a tracker
 
     def start(self, flow: Flow, u: Array, t: float, end: float) -> None:
-        """Begin anew; raise `InputError` where g has no value at the start."""
+        """See `Tracker.start`."""
         self._found, self._crowd = [], 0
         self._tol, self._end = 1e-10 * end if self.tol is None else self.tol, end
         if flow.noise is not None:
@@ -125,7 +123,7 @@ class Event(Tracker):
         self._found = list(zip(record["t"].tolist(), signals, strict=True))
 
     def words(self) -> str:
-        """Return what tells the event from others: steps end at it."""
+        """Return what tells the event from others."""
         kind = self.action if isinstance(self.action, str) else getattr(self.action, "__qualname__", "reset")
         return f"event {self.name!r} {self.direction} {kind} {self.tol!r}"
 
@@ -150,7 +148,7 @@ class Event(Tracker):
         return number
 
     def arm(self, t: float, u: Array, flow: Flow) -> None:
-        """Take the sign of g at t; where it is 0 and has had none, the sign that it is about to have."""
+        """Take the sign of g at t; where it is 0 at first, the sign that it is about to have."""
         value = self._value(t, u)
         if value == 0 and self._sign == 0:
             ahead = math.sqrt(self._tol * self._end) / 10
@@ -164,7 +162,7 @@ class Event(Tracker):
         self._sign = 0.0
 
     def crossed(self, t: float, u: Array) -> bool:
-        """Whether g has crossed 0 since it was armed, in the direction that is asked for; 0 itself counts."""
+        """Whether g has reached or crossed 0 in its direction since it was armed."""
         value = self._value(t, u)
         if self._sign == 0 or value * self._sign > 0:
             return False
@@ -174,7 +172,7 @@ class Event(Tracker):
         self, integrator: Integrator, flow: Flow, now: tuple[Array, float], end: tuple[Array, float, dict[str, Any]],
         memory: dict[str, Any],
     ) -> tuple[Array, float, dict[str, Any]]:  # fmt: skip
-        """Return signal, time and memory of a shorter step in which g has just crossed 0, by the Illinois method."""
+        """Return signal, time and memory of a shorter step, in which g has just crossed 0; by the Illinois method."""
         u, low = now
         below, best, high = self._value(low, u), end, end[1]
         above = self._value(high, end[0])
@@ -204,7 +202,7 @@ class Event(Tracker):
         return best
 
     def happen(self, flow: Flow, u: Array, t: float) -> Array | None:
-        """Take the event down; return the signal of a reset, None where there is none."""
+        """Take the event down; return the signal of a reset, or None."""
         crowded = bool(self._found) and t - self._found[-1][0] <= 2 * max(self._tol, _DIGITS * abs(t))
         self._crowd = self._crowd + 1 if crowded else 0
         if self._crowd >= _CROWD:

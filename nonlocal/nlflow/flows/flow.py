@@ -1,8 +1,4 @@
-"""What all flows share: where their signals live, what is measured of them, and how their kernel evolves.
-
-A flow object holds the kernel of one signal. Where the kernel follows the signal, what is asked of a signal
-(`velocity`, `energy`, `speed`, `distance_to_constant`) uses the kernel of that signal.
-"""
+"""What all flows share."""
 
 from __future__ import annotations
 
@@ -35,7 +31,7 @@ from nlflow.store.notebook import card
 
 
 def difference(function: Callable[[Array], Array], u: Array, v: Array) -> Array:
-    """Return the derivative of a function at `u` along `v` by central differences of order 2."""
+    """Return the derivative of a function at `u` along `v` by central differences."""
     xp = namespace(u)
     length = scalar(xp.max(xp.abs(v)))
     if length == 0:
@@ -54,7 +50,7 @@ _ASKED = frozenset(("velocity", "jacobian", "energy", "speed", "distance_to_cons
 
 
 def of_signal(method: Method) -> Method:
-    """Let a method of a flow name a signal that it cannot take, and keep the digits of its dtype under autocast."""
+    """Let errors name a signal that a method cannot take, and switch autocast off."""
 
     @wraps(method)
     def checked(self: Flow, u: Array, *others: Any) -> Any:
@@ -74,14 +70,14 @@ def of_signal(method: Method) -> Method:
 
 @underflowing
 class Flow:
-    """What the time loop and trackers need of a flow, linear or not.
+    """What the time loop and trackers need of a flow.
 
     A subclass defines `velocity`, and `energy` or `functional` where it descends one.
 
     Attributes
     ----------
     affinity : Affinity
-        Whose P drives the flow; it also says where signals live.
+        Its P drives the flow; its domain is that of the signal.
     metric : str
         The name of the inner product `inner` (a `Metric`) in which it descends, such as 'l2' or 'degree'.
     observed : array or None
@@ -92,7 +88,7 @@ class Flow:
     needs_integrator : bool
         Whether `nlflow.solve` has no integrator for it by default.
     checks_steps : bool
-        Whether a step that is not finite raises, so that nobody has to look for it.
+        Whether a step that is not finite raises by itself.
     differentiated : str
         What follows derivatives through its steps.
     evolving : bool
@@ -100,19 +96,17 @@ class Flow:
     every : int
         With 1 the kernel follows the signal, with n > 1 it is taken from it at every n-th step.
     applications : int
-        How often P has been applied so far, a multichannel signal counting once.
+        How often P has been applied so far.
     time : float
-        The moment to which what depends on time belongs; see `when`.
+        Of terms that depend on time; see `when`.
     timed : bool
         Whether something depends on time beside the signal.
     noise : Noise or None
-        What moves it at random beside its velocity.
     takes_noise : bool
-        Whether it may have noise.
     dissipation : float
-        What damps what noise moves: noise of inverse temperature beta has the strength (2 dissipation / beta)^1/2.
+        Noise of inverse temperature beta has the strength (2 dissipation / beta)^1/2.
     during : callable
-        A long step calls it with the share of the step that is done; the time loop tells it to trackers.
+        A long step calls it with the share of the step that is done.
     """
 
     symmetric: bool = False
@@ -168,7 +162,7 @@ class Flow:
 
     @property
     def tracked(self) -> bool:
-        """Whether something that it is made of asks for a gradient."""
+        """Whether something in it asks for a gradient."""
         return self.affinity.tracked or getattr(self.observed, "requires_grad", False)
 
     @property
@@ -182,11 +176,11 @@ class Flow:
 
     @property
     def timed(self) -> bool:
-        """Whether something depends on time beside the signal."""
+        """See above."""
         return False
 
     def when(self, t: float) -> Self:
-        """Return the flow as it is at time t."""
+        """Return the flow at time t."""
         return self if t == self.time else self._at_time(t)
 
     def _at_time(self, t: float) -> Self:
@@ -195,15 +189,15 @@ class Flow:
         return result
 
     def held(self, u: Array) -> Array:
-        """Return `u` with the values that a constraint gives at the flow's time; `u` itself without one."""
+        """Return `u` with the values that a constraint gives at the flow's time."""
         return u
 
     def free(self, v: Array) -> Array:
-        """Return `v` with 0 where a constraint gives values; `v` itself without one."""
+        """Return `v` with 0 where a constraint gives values."""
         return v
 
     def __add__(self, term: Any) -> Self:
-        """Return a copy of the flow with noise; `InputError` for what is none, and where it takes none."""
+        """Return a copy with noise; `InputError` for other terms, or where it takes none."""
         if not isinstance(term, Noise):
             raise InputError(f"flow: got {type(term).__name__} to be added to a {type(self).__name__}, expected Noise")
         term.check(self)
@@ -212,14 +206,14 @@ class Flow:
         return result
 
     def is_like(self, other: Flow | None) -> bool:
-        """Whether another flow, one that came of this one, has the velocities of this one."""
+        """Whether a flow made from this one has its velocities."""
         if other is None:
             return False
         return other.affinity is self.affinity and (other.time == self.time or not self.timed)
 
     @property
     def functional(self) -> Any:
-        """The functional that the flow descends; None for a flow that is no gradient flow."""
+        """The functional that the flow descends, or None."""
         return None
 
     @property
@@ -230,29 +224,29 @@ class Flow:
     def at(self, u: Array) -> Self:
         """Return the flow with the kernel that it has at the signal `u`.
 
-        Itself for a kernel that is frozen or held for ``every`` > 1 steps. Do not change the array in place after.
+        Do not change the array in place after.
         """
         follows = self.evolving and self.every == 1
         return self.rebuilt(u) if follows and not self.is_of(u) else self
 
     def is_of(self, u: Array) -> bool:
-        """Whether `rebuilt` took the kernel from this very array."""
+        """Whether the kernel was taken from this very array."""
         return self._seen is u
 
     def following(self, u: Array, memory: dict[str, Any]) -> Self:
-        """Return the evolving flow with the kernel of `u`, which an integrator may have left in its memory."""
+        """Return the evolving flow with the kernel of `u`, from an integrator's memory if it is there."""
         left = memory.get("_flow")
         return left if isinstance(left, type(self)) and left.is_of(u) else self.rebuilt(u)
 
     def velocity(self, u: Array) -> Array:
-        """Return du/dt at `u`, for an evolving flow with the kernel of `u` (see `at`)."""
+        """Return du/dt at `u`, with the kernel of `u` for an evolving flow."""
         raise NotImplementedError  # pragma: no cover - abstract
 
     @of_signal
     def jacobian(self, u: Array, v: Array) -> Array:
         """Return the derivative of `velocity` at `u` along `v`, a signal like `u`.
 
-        By central differences of `velocity`, of order 2, unless the flow knows it in closed form. Two velocities.
+        By central differences, unless a subclass knows it.
         """
         return difference(self.velocity, u, v)
 
@@ -265,25 +259,25 @@ class Flow:
             return math.inf
 
     def pending_energy(self, u: Array) -> Pending | float:
-        """Return `energy` as a number that may still lie on a device; see `leaves_pending`."""
+        """Return `energy`, which may still lie on a device."""
         return self.energy(u)
 
     @property
     def leaves_pending(self) -> bool:
-        """Whether `pending_energy` waits for no device, and takes a signal that turns out not to be finite."""
+        """Whether `pending_energy` waits for no device."""
         return False
 
     def more_than(self, piece: str) -> str | None:
-        """Return the method by which the flow is more than a linear piece makes it; see `LinearFlow.more_than`."""
+        """See `LinearFlow.more_than`."""
         del piece
         return "velocity"
 
     def given(self) -> list[Any]:
-        """Return what the flow was given beside its kernel: arrays, numbers and words that tell it from others."""
+        """Return arrays, numbers and words that tell the flow from others, its kernel aside."""
         return [self.observed]
 
     def moments(self, t: float, like: Array) -> list[Array]:
-        """Return what depends on time as it is at t, signals like `like`; `given` has the rest."""
+        """Return what depends on time, as it is at t."""
         del t, like
         return []
 
@@ -292,7 +286,7 @@ class Flow:
         return self.affinity.measure(self.inner.measure, like, by_item=True)
 
     def mass(self, like: Array) -> Array:
-        """Return m_i, in whose sums over nodes the flow descends its functional: w_i, or w_i d_i (degree metric)."""
+        """Return m_i of the sums over nodes in the functional: w_i, or w_i d_i (degree metric)."""
         return self._mass_of(getattr(self.functional, "affinity", self.affinity), like)
 
     def _mass_of(self, affinity: Affinity, like: Array) -> Array:
@@ -306,7 +300,7 @@ class Flow:
         return math.exp(total) * measure
 
     def root_mass(self, like: Array) -> Array:
-        """Return m_i^-1/2 in the precision of a signal; unit noise is multiplied by it."""
+        """Return m_i^-1/2 in the precision of a signal."""
         if not self._root or self._root[0][0] is not self.affinity or self._root[0][1].dtype != like.dtype:
             self._root[:] = [(self.affinity, namespace(like).astype(self.mass(like) ** -0.5, like.dtype))]
         return self._root[0][1]
@@ -316,25 +310,25 @@ class Flow:
 
     @property
     def unspread(self) -> str | None:
-        """What the flow has for which `spread` is not known, None where it is."""
+        """Return why `spread` is not known, or None."""
         return None if self.inner.by_nodes else f"a {type(self).__name__}"
 
     def spread(self, white: Array) -> Array:
-        """Return noise with the covariance of the metric, of noise that is white in the measure of nodes."""
+        """Return noise with the covariance of the metric, from white noise."""
         return white
 
     def mean(self, u: Array) -> Array:
-        """Return the mean that the J-flow conserves and tends to, for each channel (symmetric affinities)."""
+        """Return the mean in the flow's measure, for each channel; the J-flow conserves it (symmetric affinities)."""
         return self.affinity.mean(u, self.inner.measure)
 
     @of_signal
     def distance_to_constant(self, u: Array) -> float:
-        """Return the root mean square of u - mean(u) in the flow's measure, over nodes; channels are added up."""
+        """Return the root mean square of u - mean(u) in the flow's measure, channels added up."""
         now = self.at(u)
         return now.norm(u - now.mean(u))
 
     def pending_distance(self, u: Array) -> Pending | float:
-        """Return `distance_to_constant` as a number that may still lie on a device; see `pending_energy`."""
+        """Return `distance_to_constant`, which may still lie on a device."""
         if type(self).distance_to_constant is not Flow.distance_to_constant or type(self).norm is not Flow.norm:
             return self.distance_to_constant(u)
         now = self.at(u)
@@ -342,7 +336,7 @@ class Flow:
 
     @of_signal
     def speed(self, u: Array) -> float:
-        """Return the root mean square of du/dt in the flow's measure. One velocity."""
+        """Return the root mean square of du/dt in the flow's measure."""
         with np.errstate(over="ignore", invalid="ignore"):  # found out in what comes of it
             now = self.at(u)
             result = now.norm(now.velocity(u))
@@ -351,12 +345,12 @@ class Flow:
         return result
 
     def tension(self, u: Array) -> float:
-        """Return how large the parts are that cancel in du/dt, 0 where that is not known; see `speed`."""
+        """Return how large the parts are that cancel in du/dt, 0 where that is not known."""
         del u
         return 0.0
 
     def norm(self, v: Array) -> float:
-        """Return the root mean square of `v` in the flow's measure, over nodes; channels are added up."""
+        """Return the root mean square of `v` in the flow's measure, channels added up."""
         return float(self._pending_norm(v))
 
     def _pending_norm(self, v: Array) -> Pending:
@@ -379,7 +373,7 @@ class Flow:
 
     @contextmanager
     def looking_at(self, u: Array) -> Iterator[None]:
-        """Look at no signal of this flow again, which are all like `u`; see also `Affinity.within_memory`."""
+        """Check signals like `u` no more within this block."""
         with self.affinity.within_memory(u):
             token = _looked_at.set(self._count)
             try:
@@ -391,7 +385,7 @@ class Flow:
     def telling(self, during: Callable[[float], Any]) -> Iterator[None]:
         """Let the flow call `during` within a step.
 
-        A flow that outlives its step does not hold the run: signals would stay until the collector of cycles comes.
+        A flow that outlives its step must not hold the run: its signals would stay until the collector of cycles comes.
         """
         before = vars(self).get("during")
         self.during = during
@@ -403,7 +397,7 @@ class Flow:
                 self.during = before
 
     def check_kind(self, name: str, u: Array) -> None:
-        """Raise `InputError` for what has not the shape, dtype and device of a signal; no values are looked at."""
+        """Raise `InputError` for another shape, dtype or device than a signal's."""
         if self._like is None:
             check_signal_like(name, u)
         else:  # before the affinity: what particles are made of is no feature of one
@@ -419,7 +413,7 @@ class Flow:
         return (None, "") if self.observed is None else (tuple(self.observed.shape), "that of the observed signal")
 
     def rebuilt(self, u: Array) -> Self:
-        """Return the flow with its kernel taken from the signal `u`; a subclass stays one, and counts go on."""
+        """Return the flow with its kernel taken from `u`; a subclass stays one, and counts go on."""
         raise NotImplementedError  # pragma: no cover - abstract
 
     def _repr_html_(self) -> str:

@@ -1,4 +1,4 @@
-"""A tracker that writes signals to a file while a run goes on."""
+"""A tracker that writes signals to a file."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from nlflow.store.series import Frame, Layout, series_of
 
 
 def check_whole(tracker: Tracker, flow: Flow) -> None:
-    """Raise `InputError` where a process has a part of the signal alone."""
+    """Raise `InputError` where a process holds a part of the signal."""
     if flow.affinity.whole_shape != tuple(flow.affinity.domain.shape):
         raise InputError(
             f"trackers: {type(tracker).__name__} needs the whole signal in one process, got nodes shared out among "
@@ -29,7 +29,7 @@ def check_whole(tracker: Tracker, flow: Flow) -> None:
 
 
 def taken(place: Path, what: str) -> InputError:
-    """Return the error for something else in the place of a file."""
+    """Return the error for a place that is taken."""
     return InputError(
         f"path: got {str(place)!r}, which would be lost; expected a new name, or {what} of this problem; "
         "choose another name, or remove it"
@@ -37,7 +37,7 @@ def taken(place: Path, what: str) -> InputError:
 
 
 class Resumable(Tracker):
-    """What trackers that write files share: a place of their own, and how a resumed run goes on with it."""
+    """Base of trackers that write files."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class Resumable(Tracker):
         self._lock = ExitStack()
 
     def start(self, flow: Flow, u: Array, t: float, end: float) -> None:
-        """Raise `InputError` when the file could not be written, before any work is done."""
+        """Raise `InputError` early when the file could not be written."""
         check_whole(self, flow)
         check_place(self.path, folders=True)  # anew: the run may begin much later
         self._lock.enter_context(locked(self.path, "path", whole=True))
@@ -70,24 +70,22 @@ class Resumable(Tracker):
         self.count, self._resumed = int(record["count"][0]), True
 
     def finish(self) -> None:
-        """Let others write."""
+        """See `Tracker.finish`."""
         self._lock.close()
 
 
 class Frames(Resumable):
     """Write signals, times and energies to a file while the run goes on, for h5py, xarray, zarr or ParaView to read.
 
-    A run that is killed leaves all frames so far. A run that is resumed from a checkpoint goes on with the file,
-    without a gap and without doubles.
+    ``u`` has the axes and coordinates of `Solution.to_xarray`. A run that is resumed goes on with the file.
 
     Parameters
     ----------
     path : path
-        A free one, or the file of an earlier run of the same problem, which is replaced, or gone on with by ``resume``.
+        A free one, or the file of an earlier run of the same problem, which is replaced, or continued by ``resume``.
         Its name says the format:
 
-        - ``.h5``, ``.hdf5``, ``.nc``: HDF5 with the named axes of netCDF 4 (extra ``hdf5``). As long as the run goes on
-          the disk holds the frames twice.
+        - ``.h5``, ``.hdf5``, ``.nc``: HDF5 with the named axes of netCDF 4 (extra ``hdf5``).
         - ``.zarr``: a zarr store of format 3 (extra ``zarr``).
         - ``.pvd``: a series of VTK, see `Solution.to_vtk`.
     every, interval, at
@@ -98,15 +96,9 @@ class Frames(Resumable):
     Raises
     ------
     InputError
-        For a path that is taken, cannot be written or is written by another process, a missing package, or a domain
-        that the format does not know.
+        For a path that is taken or cannot be written, a missing package, and a domain that the format does not know.
     FileFormatError
-        When a frame cannot be written (a full disk), which ends the run, or a file is of another run than the
-        checkpoint.
-
-    Notes
-    -----
-    ``u`` has the axes and coordinates of `Solution.to_xarray`; the attributes say how the run is made.
+        When a frame cannot be written, or a file is of another run than the checkpoint.
     """
 
     name = "frames"
@@ -125,7 +117,7 @@ class Frames(Resumable):
         self._series = series_of(self.path)
 
     def begin(self, flow: Flow, u: Array, t: float, about: About) -> None:
-        """Make the file, or go on with that of the run that is resumed."""
+        """Make the file, or go on with it."""
         layout = layout_of(flow.affinity.domain, to_numpy(u), about())
         self._series.check(layout)
         if self._resumed:
@@ -156,7 +148,7 @@ class Frames(Resumable):
         return None
 
     def finish(self) -> None:
-        """Leave nothing but the file."""
+        """See `Tracker.finish`."""
         try:
             self._series.close()
         finally:

@@ -1,4 +1,4 @@
-"""Functions of the linear operator A of a flow: heat, roots, resolvents, Matérn fields, with bounds of their errors."""
+"""Functions of the linear operator A of a flow, with bounds of their errors."""
 
 from __future__ import annotations
 
@@ -65,10 +65,9 @@ class FunctionValue(Brief):
     u : array
         Shaped like v.
     error : float
-        A bound of the norm of what `u` is off, over that of v, in the flow's measure; channels are added up. What the
-        method leaves out and what rounding may add.
+        A bound of the norm of what `u` is off, over that of v, in the flow's measure, channels added up.
     left_out : float
-        The first part alone.
+        The part of it that the method leaves out, rounding aside.
     applications : int
         How often A was applied.
     success : bool
@@ -97,12 +96,11 @@ class FunctionOf(LinearOperator):
     scale : float
         The largest \|g\| on samples of it, or on the eigenvalues where they are known.
     error : float
-        A bound of the norm of what g(A) v is off, over that of v, in the flow's measure; NaN for Lanczos iteration,
-        where `evaluate` knows it for one v.
+        As that of `FunctionValue`, for every v; NaN for Lanczos iteration, where `evaluate` knows it for one v.
     tol : float
-        What `error` may be, rounding apart.
+        What `error` may be, rounding aside.
     applications : int
-        How often A was applied so far; the eigenvalues of a whole matrix apart.
+        How often A was applied so far; the eigenvalues of a whole matrix aside.
     """
 
     def __init__(self, flow: LinearFlow, function: Function, tol: float, method: str, maxiter: int) -> None:
@@ -227,7 +225,7 @@ class FunctionOf(LinearOperator):
         return found.u
 
     def evaluate(self, v: Any) -> FunctionValue:
-        """Return g(A) v for a signal, and a bound of its error; see `FunctionValue`."""
+        """Return g(A) v for a signal, and a bound of its error."""
         v = self.flow.affinity.check_signal("v", v)
         width = self.shape[0] // self.flow.affinity.domain.size
         if width > 1 and (v.ndim == len(self.flow.affinity.domain.shape) or v.shape[-1] % width):
@@ -338,7 +336,7 @@ class FunctionOf(LinearOperator):
     # ---- SciPy's side, flat signals in float64
 
     def dot(self, x: Any) -> Any:
-        """Return g(A) of flat signals, or of another operator: what ``@`` and ``*`` call."""
+        """Return g(A) of flat signals, or of another operator."""
         check_detached("x", x)
         return super().dot(x)
 
@@ -367,7 +365,7 @@ class FunctionOf(LinearOperator):
 
 
 def raw_values(function: Function, a: Floats) -> Floats:
-    """Return g of eigenvalues, finite or not; raise `InputError` where it is no real function of arrays."""
+    """Return g of eigenvalues, or raise `InputError` where it is no real function of arrays."""
     with np.errstate(all="ignore"):
         try:
             values = np.asarray(function(a))
@@ -385,10 +383,7 @@ def raw_values(function: Function, a: Floats) -> Floats:
 
 
 def values_of(function: Function, a: Floats, interval: tuple[float, float], aside: bool) -> Floats:
-    """Return g of eigenvalues in an interval, or raise `InputError` where it is not finite.
-
-    `aside` says whether constants are an eigenvector, that of the lower end.
-    """
+    """Return g of eigenvalues, or raise `InputError` where it is not finite."""
     values = raw_values(function, a)
     wrong = ~np.isfinite(values)
     if wrong.any():
@@ -438,7 +433,7 @@ def function_of(
 ) -> FunctionOf:
     r"""Return g(A) for the linear operator A of a frozen symmetric flow, as an operator with a bound of its error.
 
-    A = r (I - P) + phi, which is L + lambda in the L2 metric, and self-adjoint in the flow's measure. Some functions::
+    A = r (I - P) + phi, which is L + lambda in the L2 metric::
 
         lambda a: np.exp(-t * a)                   # heat: the J-flow after the time t
         np.sqrt                                    # the half Laplacian
@@ -448,8 +443,7 @@ def function_of(
     Parameters
     ----------
     L : GradientFlow, AttentionFlow, J, E or Affinity
-        Whose operator: of a flow its own A, of a functional that of its gradient flow in `metric`, of an affinity that
-        of its J. Terms beside A have no part in it.
+        Whose operator; an affinity stands for its J. Terms beside A have no part in it.
     function : callable
         g, of an array of eigenvalues, finite on the spectrum.
     metric : {'l2', 'degree'}, optional
@@ -459,34 +453,28 @@ def function_of(
     method : {'auto', 'transform', 'dense', 'chebyshev', 'lanczos'}
         - ``transform``: on periodic and reflecting grids with a position kernel and one fidelity, O(N log N).
         - ``dense``: eigenvalues and eigenvectors, O(N^3) once and O(N^2) memory.
-        - ``chebyshev``: as many averages as the expansion has terms, about sqrt(t rho log(1 / tol)) for heat.
-        - ``lanczos``: fewer averages where g has a singularity at or near the interval; memory for `maxiter` signals.
-        - ``auto``: the transform; the whole matrix up to 400 unknowns; an expansion of up to 1000 terms; Lanczos.
+        - ``chebyshev``: as many averages as the expansion has terms.
+        - ``lanczos``: for a g with a singularity at or near the interval; memory for `maxiter` signals.
+        - ``auto``: the first that suits.
     maxiter : int
         Steps of Lanczos iteration.
 
     Returns
     -------
     FunctionOf
-        Call it with a signal, NumPy or torch as the flow's; or take it as a ``LinearOperator`` on flat signals, with
-        ``matvec``, ``matmat`` and an adjoint.
 
     Raises
     ------
     InputError
-        For flows that are not linear, frozen and symmetric, that have a constraint or an operator of their own; for a
-        metric that is no sum over nodes; where g is not finite on the spectrum, as a negative power of L alone; for g
-        that is not real.
+        For flows that are not linear, frozen, symmetric and free of a constraint; for a metric that is no sum over
+        nodes; for a g that is not real and finite on the spectrum.
     NumericalError
         Where no expansion is enough, for ``chebyshev``.
 
     Notes
     -----
-    The bounds hold in the norm of the flow's measure, channels added up. Of an expansion it is the sum of the
-    coefficients left out (see `Exponential`); of Lanczos iteration the largest of a divided difference on points of the
-    interval (in the spirit of Frommer and Schweitzer 2016, doi 10.1007/s10543-015-0596-3; what is between the points is
-    not looked at). Rounding is bounded by the worst case of each sum. Where an affinity approximates
-    (`Affinity.error_estimate`), its estimate is part of the bound.
+    For Lanczos iteration the bound is the largest divided difference on sampled points of the interval (in the spirit
+    of Frommer and Schweitzer 2016, doi 10.1007/s10543-015-0596-3), so it is an estimate between them.
 
     Examples
     --------
@@ -511,13 +499,7 @@ def function_of(
 
 
 def transform_of(flow: LinearFlow, method: str) -> tuple[Diagonal, Floats] | None:
-    """Return the transform that diagonalizes A and its eigenvalues, None where there is none.
-
-    Raises
-    ------
-    InputError
-        Where there is none, for the method 'transform'.
-    """
+    """Return the transform that diagonalizes A and its eigenvalues, or None."""
     modes = flow.modes if is_numpy(flow.affinity.log_degree) else None
     if modes is not None and modes.alike is not None:
         return modes.basis, modes.alike
@@ -530,15 +512,12 @@ def transform_of(flow: LinearFlow, method: str) -> tuple[Diagonal, Floats] | Non
 
 
 def is_aside(flow: LinearFlow) -> bool:
-    """Whether constants are known to be an eigenvector of A, that of the smallest eigenvalue."""
+    """Whether constants are an eigenvector of A, that of its smallest eigenvalue."""
     return flow.plain and (flow.fidelity is None or flow.fidelity.uniform is not None)
 
 
 def eigenpairs(flow: LinearFlow) -> tuple[Floats, Floats, Floats]:
-    """Return eigenvalues a, orthonormal vectors V and r with A = R^-1 V a V^T R, R = diag(r); O(N^3).
-
-    r^2 is the flow's measure over its largest value. The eigenvalue of constants is exact, if they are an eigenvector.
-    """
+    """Return eigenvalues a, orthonormal vectors V and r with A = R^-1 V a V^T R, R = diag(r); O(N^3)."""
     width = 1 if flow.fidelity is None else flow.fidelity.width
     n = flow.affinity.domain.size * width
     check_memory(f"the eigenvectors of {n} unknowns", 32 * n * n, "use method='lanczos'")
@@ -565,7 +544,7 @@ def _root_measure(flow: LinearFlow, size: int) -> Floats:
 
 
 def symmetric_flow(given: Any, metric: str | Metric | None = None, name: str = "L") -> LinearFlow:
-    """Return the flow of what stands for A, frozen, self-adjoint in its measure, without a constraint."""
+    """Return the flow of what stands for A, frozen and self-adjoint, without a constraint."""
     if isinstance(given, LinearFlow) and metric is not None:
         raise InputError(f"metric: got {metric!r} for a flow, which has its own, {given.metric!r}; leave it out")
     if isinstance(given, Affinity):

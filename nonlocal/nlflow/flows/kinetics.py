@@ -30,15 +30,14 @@ def _matrix(u: Array, *rows: tuple[Any, ...]) -> Array:
 class GrayScott(Reaction):
     """R(u, v) = (-u v^2 + F (1 - u), u v^2 - (F + k) v): a substrate that is fed, and an autocatalyst that dies.
 
-    With diffusion spots, stripes and spots that divide. (Gray and Scott 1984, doi 10.1016/0009-2509(84)87017-7; Pearson
-    1993, doi 10.1126/science.261.5118.189.)
+    (Gray and Scott 1984, doi 10.1016/0009-2509(84)87017-7; Pearson 1993, doi 10.1126/science.261.5118.189.)
 
     Parameters
     ----------
     feed, kill : float
         F >= 0 and k >= 0.
     interval
-        Of the values; see `Reaction`. Both stay >= 0, and u <= 1.
+        Of the values; see `Reaction`.
 
     Examples
     --------
@@ -58,8 +57,8 @@ class GrayScott(Reaction):
 class FitzHughNagumo(Reaction):
     """R(v, w) = (v - v^3 / 3 - w + I, e (v + a - b w)): a membrane that is excited, and recovers slowly.
 
-    With diffusion of v alone pulses, spirals and waves. (FitzHugh 1961, doi 10.1016/S0006-3495(61)86902-6; Nagumo,
-    Arimoto and Yoshizawa 1962, doi 10.1109/JRPROC.1962.288235.)
+    (FitzHugh 1961, doi 10.1016/S0006-3495(61)86902-6; Nagumo, Arimoto and Yoshizawa 1962, doi
+    10.1109/JRPROC.1962.288235.)
 
     Parameters
     ----------
@@ -90,9 +89,7 @@ class FitzHughNagumo(Reaction):
 class Brusselator(Reaction):
     """R(u, v) = (a - (b + 1) u + u^2 v, b u - u^2 v): Turing's patterns and oscillations, at rest at (a, b / a).
 
-    Without diffusion it oscillates for b > 1 + a^2. With diffusivities D_u < D_v patterns grow for b > (1 + a (D_u /
-    D_v)^1/2)^2, if I - P (or L) has an eigenvalue near a / (D_u D_v)^1/2. (Prigogine and Lefever 1968, doi
-    10.1063/1.1668896.)
+    (Prigogine and Lefever 1968, doi 10.1063/1.1668896.) Without diffusion it oscillates for b > 1 + a^2.
 
     Parameters
     ----------
@@ -120,13 +117,12 @@ class Brusselator(Reaction):
 class PredatorPrey(Reaction):
     """R(u, v) = (r u (1 - Pu) - u v / (u + h), c u v / (u + h) - m v): prey that compete with those around them.
 
-    P averages the prey by a kernel of its own; without one they compete at each node, 1 - u. (Rosenzweig and MacArthur
-    1963, doi 10.1086/282272; competition at a distance: Britton 1990, doi 10.1137/0150099.)
+    (Rosenzweig and MacArthur 1963, doi 10.1086/282272; competition at a distance: Britton 1990, doi 10.1137/0150099.)
 
     Parameters
     ----------
     competition : Affinity, optional
-        Whose P it is, on the domain of the flow.
+        Its P averages the prey; without one they compete at each node, 1 - u.
     growth, saturation, conversion, mortality : float
         r, h, c and m, > 0; h > 1e-150.
     interval

@@ -1,12 +1,4 @@
-"""Linear flows: gradient flows of J and E in a metric, and flows by an averaging operator that need not be symmetric.
-
-In the L2 and the degree metric they have the form (arXiv 2312.00751, eq. 9 and 21)::
-
-    du/dt = r (Pu - u) + phi (f - u)
-
-with the rate r = d in the L2 metric and r = 1 in the degree metric, and the terms of `nlflow.flows.terms` beside it.
-`average`, `diffusion` and `linear` use the kernel that a flow object holds, and so are linear.
-"""
+"""Linear flows, du/dt = r (Pu - u) + phi (f - u) with the terms of `nlflow.flows.terms` beside it."""
 
 from __future__ import annotations
 
@@ -34,16 +26,16 @@ from nlflow.functionals.metrics import ConservedMetric, Metric, as_metric
 
 @underflowing
 class LinearFlow(Flow):
-    """A flow r (Pu - u) + phi (f - u), for the kernel that it holds: what integrators and analysis need of it.
+    """A flow r (Pu - u) + phi (f - u), for the kernel that it holds.
 
-    A subclass may add to `velocity`; integrators that are made of the linear pieces refuse it then (see `more_than`).
-    A subclass of another operator overrides `velocity`, `linear` and `spectral_bounds` together.
+    Integrators that are made of the linear pieces refuse a subclass that adds to `velocity` alone (`more_than`). A
+    subclass of another operator overrides `velocity`, `linear` and `spectral_bounds` together.
 
     Attributes
     ----------
     fidelity : Fidelity or None
     terms : Terms
-        What there is beside the linear part: reaction, source, an observed signal that changes with time.
+        Reaction, source, constraint, an observed signal that changes with time.
     rate : array or float
         r, that of the metric.
     """
@@ -118,7 +110,7 @@ class LinearFlow(Flow):
         return v if self.terms.constraint is None else self.terms.constraint.free(v)
 
     def on_free(self, v: Array) -> Array:
-        """Return A v at free nodes, of a signal that is 0 at the others: self-adjoint again where A is."""
+        """Return A v at free nodes, of a signal that is 0 at the others."""
         return self.free(self.linear(v))
 
     def drawn(self, u: Array) -> Array:
@@ -128,15 +120,15 @@ class LinearFlow(Flow):
         return self.pulled(u) + self.driven(u) if self.terms.drives else self.pulled(u)
 
     def toward(self, u: Array) -> Array:
-        """Return the part of N that implicit steps take at their end: `pulled`; 0 where N is taken as a whole."""
+        """Return the part of N that implicit steps take at their end."""
         return self.pulled(u) if self.split else 0 * u
 
     def rest(self, u: Array) -> Array:
-        """Return the other part of N, which is taken explicitly."""
+        """Return N less `toward`."""
         return self.driven(u) if self.split else self.drawn(u)
 
     def pulled(self, u: Array) -> Array:
-        """Return the part of N that does not depend on u, and is as stiff as A: phi f, and -A of held values."""
+        """Return the part of N that does not depend on u: phi f, and -A of held values."""
         held = self.terms.constraint
         result = 0 * u
         if self.fidelity is not None and self.observed is not None:
@@ -144,7 +136,7 @@ class LinearFlow(Flow):
         return result if held is None else held.free(result - self._boundary(held, u))
 
     def driven(self, u: Array) -> Array:
-        """Return the other part of N, R(u) + g(t) at free nodes; 0 without a reaction and a source."""
+        """Return R(u) + g(t) at free nodes."""
         return self.free(self.moved(self._driving(self.held(u)))) if self.terms.drives else 0 * u
 
     def _driving(self, u: Array) -> Array:
@@ -166,7 +158,7 @@ class LinearFlow(Flow):
 
     @property
     def modes(self) -> Modes | None:
-        """The modes of A between all nodes, where a transform gives them; None elsewhere."""
+        """The modes of A between all nodes that a transform gives, or None."""
         if not self._modes:
             self._modes.append(self._found_modes())
         return self._modes[0]
@@ -188,14 +180,14 @@ class LinearFlow(Flow):
 
     @property
     def conserves_mean(self) -> bool:
-        """Whether `mean` is known to stay what it is."""
+        """Whether `mean` is conserved."""
         if self.inner.conserves:
             return self.affinity.symmetric and self.plain and self.terms.constraint is None
         pulls = self.fidelity is not None and self.observed is not None and self.fidelity.bounds()[1] > 0
         return self.symmetric and self.plain and not (pulls or self.terms.words)
 
     def average(self, u: Array) -> Array:
-        """Return Pu; `InputError` for a signal of another kind or device than the kernel's."""
+        """Return Pu."""
         return self._averaged(self.affinity.check_kind("u", u))
 
     def _averaged(self, u: Array) -> Array:
@@ -204,33 +196,33 @@ class LinearFlow(Flow):
         return self.affinity._average(u)
 
     def diffusion(self, v: Array) -> Array:
-        """Return r (v - Pv), the part of the linear operator that smooths, for the kernel that the flow holds."""
+        """Return r (v - Pv), for the kernel that the flow holds."""
         return self.moved(self._times_rate(v - self.average(v)))
 
     def moved(self, force: Array) -> Array:
-        """Return how a force moves the signal, B of the metric times it: the force itself where that is by nodes."""
+        """Return B force, B being that of the metric."""
         if self.inner.by_nodes:
             return force
         moved = self.inner.moved(force, lambda v: self._times_rate(v - self.average(v)))
         return self.without_mean(moved) if self.inner.conserves else moved
 
     def without_mean(self, v: Array) -> Array:
-        """Return `v` less its mean: what rounding leaves of that of a conserved motion."""
+        """Return `v` less its mean."""
         return v - self.affinity.mean(v, self.inner.measure)
 
     def with_mean_of(self, u: Array, v: Array) -> Array:
-        """Return `v` with the mean of `u` where the metric conserves it, which rounding does not quite; or `v`."""
+        """Return `v` with the mean of `u` where the metric conserves it, which rounding does not."""
         return u + self.without_mean(v - u) if self.inner.conserves and self.conserves_mean else v
 
     def metric_at(self, u: Array) -> Self:
-        """Return the flow with the metric that it has at `u`: itself unless that has a mobility m(u)."""
+        """Return the flow with the mobility m(u)."""
         if not self.inner.varies:
             return self
         return self.in_metric(self.inner.at(u))
 
     @property
     def evened(self) -> Self:
-        """The flow with the largest mobility everywhere: itself in metrics that have none."""
+        """The flow with the largest mobility everywhere."""
         if not isinstance(self.inner, ConservedMetric) or self.inner.even:
             return self
         if not self._even:
@@ -254,13 +246,7 @@ class LinearFlow(Flow):
         return None if self.terms.constraint is None else "a constraint, which does not conserve the mean"
 
     def spread(self, white: Array) -> Array:
-        """Return B^1/2 times noise that is white in the measure of nodes, for metrics whose B the modes of A know.
-
-        Raises
-        ------
-        InputError
-            For other metrics; `unspread` tells why.
-        """
+        """Return B^1/2 times noise that is white in the measure of nodes, or raise `InputError` (`unspread`)."""
         if self.inner.by_nodes:
             return white
         if self.inner.varies or self.modes is None:
@@ -269,15 +255,12 @@ class LinearFlow(Flow):
         return self.without_mean(self.modes.back(image, white.dtype))
 
     def force(self, u: Array) -> Array:
-        """Return -dE/du at `u` in the densities of the measure, r (Pu - u) + phi (f - u) + R(u) + g.
-
-        Its negative is the chemical potential mu of a conserved flow.
-        """
+        """Return r (Pu - u) + phi (f - u) + R(u) + g, -dE/du in the densities of the measure."""
         now = self.at(self.held(u))
         return now._force(now.held(u))
 
     def beside(self, u: Array) -> Array:
-        """Return R(u) + g + phi f, the forces beside -(r (I - P) + phi) u."""
+        """Return R(u) + g + phi f."""
         result = 0 * u
         if self.fidelity is not None and self.observed is not None:
             result = result + self.fidelity.times(self.observed)
@@ -290,18 +273,14 @@ class LinearFlow(Flow):
         return result + self._driving(u) if self.terms.drives else result
 
     def linear(self, v: Array) -> Array:
-        """Return A v = r (v - Pv) + phi v for the kernel that the flow holds; the flow is du/dt = -A u + phi f."""
+        """Return A v = r (v - Pv) + phi v, for the kernel that the flow holds."""
         if self.fidelity is not None and self.moves_whole:
             return self.moved(self._times_rate(v - self.average(v)) + self.fidelity.times(v))
         result = self.diffusion(v)
         return result if self.fidelity is None else result + self.moved(self.fidelity.times(v))
 
     def velocity(self, u: Array) -> Array:
-        """Return du/dt at `u`, for an evolving flow with the kernel of `u` (see `at`).
-
-        With a constraint that of `u` with its values, and 0 at its nodes. One average, two in the conserved metric, and
-        those of a reaction.
-        """
+        """Return du/dt at `u`, with the kernel of `u` for an evolving flow; 0 at held nodes."""
         u = self.held(u)
         now = self.at(u).metric_at(u)
         if now.moves_whole:
@@ -312,7 +291,7 @@ class LinearFlow(Flow):
         return now.free(result + now.moved(now._driving(u)) if now.terms.drives else result)
 
     def jacobian(self, u: Array, v: Array) -> Array:
-        """Return the derivative of `velocity` at `u` along `v`: -A v, and that of a reaction; see `Flow.jacobian`.
+        """Return the derivative of `velocity` at `u` along `v`.
 
         Exact for a frozen kernel and a reaction with a derivative; by differences where the kernel follows the signal,
         where `velocity` is overridden alone, and for a mobility m(u).
@@ -352,15 +331,12 @@ class LinearFlow(Flow):
         return v if isinstance(self.rate, float) else over_channels(self.rate, v) * v
 
     def spectral_bounds(self) -> tuple[float, float]:
-        """Return bounds of the spectrum of A that cost nothing: Gershgorin's, halved for positive semidefinite k.
-
-        For a symmetric flow every eigenvalue lies between them; otherwise the upper one bounds its modulus.
-        """
+        """Return bounds of the spectrum of A that cost nothing; the upper one bounds moduli where it is not real."""
         return self.inner.bounds(self._bound(), (0.0, 0.0) if self.fidelity is None else self.fidelity.bounds())
 
     @property
     def safe_step(self) -> float:
-        """A step up to which explicit Euler is stable without a reaction, known at no cost: 2 / the bound of A."""
+        """A stable step of explicit Euler without a reaction, at no cost."""
         high = self.spectral_bounds()[1]
         if self.symmetric or not self.inner.by_nodes:  # products of two that are self-adjoint have real eigenvalues
             return math.inf if high == 0 else 2 / high
@@ -368,17 +344,17 @@ class LinearFlow(Flow):
         return 2 / (2 + (0.0 if self.fidelity is None else self.fidelity.bounds()[1]))
 
     def width(self, *, diffusion: bool = False) -> int:
-        """Return how many channels A, or `diffusion`, moves together; 1 where each moves as the others do."""
+        """Return how many channels A, or `diffusion`, moves together."""
         return 1 if diffusion or self.fidelity is None else self.fidelity.width
 
     @property
     def mixes(self) -> bool:
-        """Whether `diffusion` moves a channel by another."""
+        """Whether `diffusion` mixes channels."""
         return False
 
     @property
     def has_own_bounds(self) -> bool:
-        """Whether `spectral_bounds` are known to be those of the operator that the flow has."""
+        """Whether `spectral_bounds` are those of the operator."""
         return self.plainly_linear or (self.plain and isinstance(self.inner, ConservedMetric))
 
     def diffusion_bound(self) -> float:
@@ -386,7 +362,7 @@ class LinearFlow(Flow):
         return self.inner.diffusion_bound(self._bound())
 
     def driving_bound(self) -> float:
-        """Return a bound of the slope of `driven`, 0 without a reaction; NaN where that of the metric is not known."""
+        """Return a bound of the slope of `driven`, or NaN."""
         bound = self.terms.bound
         return bound if bound == 0 else bound * self.inner.force_bound(self._bound())
 
@@ -397,7 +373,7 @@ class LinearFlow(Flow):
         return self._bounds[0][1]
 
     def tension(self, u: Array) -> float:
-        """Return the norms of r u, phi u, phi f and of what drives, which cancel in du/dt where the flow is at rest."""
+        """See `Flow.tension`."""
         now, parts = self.at(u), []
         with np.errstate(over="ignore", invalid="ignore"):
             deviation = u - now.mean(u)
@@ -420,7 +396,7 @@ class LinearFlow(Flow):
 
     @property
     def leaves_pending(self) -> bool:
-        """Whether `pending_energy` waits for no device: unless `energy` is overridden alone."""
+        """See `Flow.leaves_pending`."""
         return self._depth("energy") >= self._depth("_pending_energy")
 
     def _pending_energy(self, u: Array) -> Pending | float:
@@ -436,7 +412,7 @@ class LinearFlow(Flow):
 
     @property
     def has_energy(self) -> bool:
-        """Whether `energy` is a number."""
+        """See `Flow.has_energy`."""
         return super().has_energy and self.terms.has_potential
 
     def _potential(self, affinity: Affinity, u: Array, channels: Floats | None = None) -> Pending:
@@ -467,25 +443,20 @@ class LinearFlow(Flow):
     # ---- which pieces a subclass says more than
 
     def more_than(self, piece: str) -> str | None:
-        """Return the method by which the flow is more than one of its linear pieces makes it, None if there is none.
+        """Return the method by which the flow is more than one of its linear pieces makes it, or None.
 
-        `average` makes `diffusion`, this makes `linear` and `velocity`. A method that a subclass (or the object)
-        overrides adds to the pieces below it, unless they are overridden there too. Terms are in `velocity` alone.
-
-        Parameters
-        ----------
-        piece : {'average', 'diffusion', 'linear'}
-            What an integrator is made of, beside the fidelity.
+        `average` makes `diffusion`, this makes `linear` and `velocity`. An overridden method adds to the pieces below
+        it, unless they are overridden too; terms are in `velocity` alone.
         """
         return "velocity" if self.moving or self.terms.words else self.overridden(piece)
 
     @property
     def moving(self) -> list[str]:
-        """What moves the signal beside linear pieces, in words for messages."""
+        """What moves the signal beside linear pieces, in words."""
         return [*self.terms.moving, *(["mobility m(u)"] if self.inner.varies else [])]
 
     def overridden(self, piece: str) -> str | None:
-        """Return what `more_than` does, terms left aside."""
+        """Return `more_than`, terms left aside."""
         order = ("average", "diffusion", "linear", "velocity")
         depth = self._depth(piece)
         above = order[order.index(piece) + 1 :]
@@ -493,13 +464,13 @@ class LinearFlow(Flow):
 
     @property
     def split(self) -> bool:
-        """Whether `pulled` and `driven` are those of `velocity` and `linear`, and need not be taken from them."""
+        """Whether `pulled` and `driven` need not be taken from `velocity` and `linear`."""
         said = max(self._depth("pulled"), self._depth("driven"))
         return said <= min(self._depth("velocity"), self._depth("linear")) and not self.inner.varies
 
     @property
     def plainly_linear(self) -> bool:
-        """Whether A is that of P, the rate and the fidelity: no piece of it is overridden."""
+        """Whether no piece of A is overridden."""
         depth = self._depth("_take")
         return self.inner.by_nodes and all(self._depth(piece) >= depth for piece in ("average", "diffusion", "linear"))
 
@@ -510,7 +481,7 @@ class LinearFlow(Flow):
 
     @property
     def plain(self) -> bool:
-        """Whether no piece is overridden: P, the rate, the fidelity, the metric and the terms say all."""
+        """Whether no piece is overridden."""
         own = self.overridden("average") is None
         return own and self._depth("average") >= self._depth("_take")
 
@@ -522,7 +493,7 @@ class LinearFlow(Flow):
 
 
 def bound_of(affinity: Affinity, rate: Array | float) -> float:
-    """Return an upper bound of the spectrum of r (I - P): max r, or twice that when k may be indefinite."""
+    """Return an upper bound of the spectrum of r (I - P)."""
     rate = rate if isinstance(rate, float) else float(namespace(rate).max(rate))
     definite = affinity.symmetric and affinity.positive_semidefinite
     # What approximates a definite kernel has eigenvalues that are below 0 by its error at most.
@@ -530,7 +501,7 @@ def bound_of(affinity: Affinity, rate: Array | float) -> float:
 
 
 def as_linear(flow: Flow, name: str = "flow") -> LinearFlow:
-    """Return a flow that is linear but for what `LinearFlow.more_than` names, or raise `InputError`."""
+    """Return a linear flow with its terms, or raise `InputError`."""
     if not isinstance(flow, LinearFlow):
         raise InputError(f"{name}: {flow!r} is not linear; {flow.advice}")
     return flow
@@ -539,39 +510,34 @@ def as_linear(flow: Flow, name: str = "flow") -> LinearFlow:
 @checked_call
 @underflowing
 class GradientFlow(LinearFlow):
-    """Gradient flow of J or E in a metric, du/dt = -grad.
+    """Gradient flow of J or E in a metric, du/dt = -grad (arXiv 2312.00751, eq. 9 and 21).
+
+    Terms may be added afterwards: ``GradientFlow(J(a)) + AllenCahn() + Source(g)``.
 
     Parameters
     ----------
     functional : J or E
     metric : {'l2', 'degree', 'conserved'} or Metric
         ``l2``: du/dt = -Lu [- lambda (u - f)], which conserves sum w u without a fidelity. ``degree``: the same divided
-        by d, du/dt = Pu - u [+ lambda~ (f - u)], which conserves sum w d u without a fidelity, and needs no degree, so
-        that logits may be large. P, L and d are those of K = k + k^T: for a symmetric k, P is that of k and d is twice
-        the affinity's ``degree``.
-        ``conserved``: du/dt = -L mu with mu the gradient in the L2 metric, as of the Cahn-Hilliard equation;
-        `ConservedMetric` has a mobility, and takes L from another affinity.
+        by d, du/dt = Pu - u [+ lambda~ (f - u)], which conserves sum w d u without a fidelity. P, L and d are those of
+        K = k + k^T: for a symmetric k, P is that of k and d is twice the affinity's ``degree``.
+        ``conserved``: du/dt = -L mu with mu the gradient in the L2 metric, as of the Cahn-Hilliard equation; see
+        `ConservedMetric`.
     evolving : bool
         Take the kernel from u(t), as a transformer does from layer to layer; from u(0) at the start, so that of the
         affinity's features only the kind counts. Then it is no gradient flow of one J.
     every : int
-        1: the kernel follows the signal, and `velocity` is P(u) u - u (times d, with the fidelity). n > 1: the kernel
-        is taken from the signal every n steps and frozen between, of an evolving flow alone. Any integrator is of order
-        1 at most then, in the time between two kernels, and no tolerance sees that error.
+        1: the kernel follows the signal. n > 1: it is taken from the signal every n steps and frozen between, of an
+        evolving flow alone. An integrator is of order 1 at most then, and no tolerance sees that error.
     reaction : Reaction, optional
-        A pointwise term R(u) that is added to du/dt, such as `AllenCahn`. Where it has a potential F the flow descends
-        J (or E) + sum m F(u) with m = w (L2) or w d (degree), which `energy` is then.
+        A term R(u) that is added to du/dt, such as `AllenCahn`. Where it has a potential F the flow descends J (or E) +
+        sum m F(u) with m = w (L2) or w d (degree), which `energy` is then.
     source : array, callable or Source, optional
-        A term g that is added to du/dt, see `Source`. It adds -sum m g u to the energy, which need not fall where g
-        changes with time.
+        A term g that is added to du/dt, see `Source`; it adds -sum m g u to the energy.
     observed : callable, optional
         f(t), or f(t, x) as a source, in place of the functional's f, whose shape and dtype it has.
     constraint : Constraint, optional
-        Values at some nodes, which are held in all stages; they may depend on time. The start takes them too.
-
-    Notes
-    -----
-    Terms may be added afterwards: ``GradientFlow(J(a)) + AllenCahn() + Source(g)``.
+        Values at some nodes, which are held in all stages, and which the start takes too.
 
     Examples
     --------
@@ -639,7 +605,7 @@ class AttentionFlow(LinearFlow):
     """Flow by an affinity as it is, du/dt = Pu - u [+ lambda~ (f - u)], symmetric or not.
 
     One Euler step of length 1 is an attention layer (with f: a NeuTRENO layer). With a symmetric affinity it is the
-    gradient flow of J or E in the degree metric; for queries that differ from keys it is in general that of none.
+    gradient flow of J or E in the degree metric.
 
     Parameters
     ----------
@@ -682,7 +648,7 @@ class AttentionFlow(LinearFlow):
 
     @property
     def functional(self) -> J | None:
-        """J or E for a symmetric affinity, otherwise None."""
+        """J or E for a symmetric affinity, or None."""
         if not self.symmetric:
             return None
         if self.fidelity is None:

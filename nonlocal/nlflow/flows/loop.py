@@ -57,7 +57,7 @@ class _Look:
 
 
 class Loop:
-    """A run of a flow from its start to its last output time, or to what ends it before."""
+    """A run of a flow."""
 
     def __init__(
         self,
@@ -87,7 +87,7 @@ class Loop:
         self._sound = _Look(flow, self.state)  # the last that is known to be finite
 
     def run(self, resume: str | os.PathLike[str] | bool | None) -> Solution[Any]:
-        """Return what the run came to, from its start or from the last checkpoint."""
+        """Return what the run came to, from its start or from a checkpoint."""
         start, compiled = time.perf_counter(), loading.seconds
         status: Status | None = None
         try:
@@ -392,7 +392,7 @@ class Loop:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Identify the problem that the loop was started on; only checkpoints need it."""
+        """Identify the problem, for checkpoints."""
         # Steps end where trackers look at times of their own.
         looks = sorted({words for watcher in self.watchers if (words := watcher.times.words())})
         looks += [event.words() for event in self._events]
@@ -400,17 +400,17 @@ class Loop:
 
     @cached_property
     def probe(self) -> NDArray[np.float64]:
-        """What the kernel does to a fixed signal; only checkpoints need it."""
+        """Identify the kernel, for checkpoints."""
         return probe(*self._start)
 
     def about(self) -> dict[str, Any]:
-        """Return how the result is made and of which problem it is, for files that trackers write."""
+        """Return how the result is made."""
         kernel = hashlib.sha256(self.probe.astype(np.float32).tobytes()).hexdigest()
         made = _provenance(self.flow, self.integrator, self.state.u)
         return {**made, "problem": self.fingerprint, "kernel": kernel}
 
     def save(self, states: Checkpoints) -> None:
-        """Write the state of the loop as a checkpoint."""
+        """Write a checkpoint."""
         now, whole = self.state, self.flow.affinity.whole
         writes = self.flow.affinity.writes(now.steps)
         arrays = {"u": whole(now.u), "probe": self.probe}

@@ -1,4 +1,4 @@
-"""The modes of a flow's linear part A where a transform diagonalizes it, and functions of A in them."""
+"""The linear part A of a flow in the modes of a transform."""
 
 from __future__ import annotations
 
@@ -36,15 +36,14 @@ def phi(k: int, z: NDArray[Any]) -> Floats:
 
 
 def deviation(h: float, a: Any) -> Floats:
-    """Return ((1 - exp(-2 h a)) / (2 a))^1/2, h^1/2 at a = 0: of an Ornstein-Uhlenbeck process with the rate a >= 0."""
+    """Return ((1 - exp(-2 h a)) / (2 a))^1/2, h^1/2 at a = 0."""
     return np.asarray(np.sqrt(h * phi(1, 2 * h * np.maximum(a, 0.0))))
 
 
 def phi_of_matrices(k: int, z: Floats) -> Floats:
     """Return phi_k(-Z) of square matrices Z, shape (..., D, D), whose eigenvalues have real parts >= 0.
 
-    By scaling to a norm of at most 1/2, Taylor series and doubling (Skaflestad and Wright 2009, doi
-    10.1016/j.apnum.2008.07.013)::
+    By scaling, Taylor series and doubling (Skaflestad and Wright 2009, doi 10.1016/j.apnum.2008.07.013)::
 
         phi_k(2 x) = 2^-k (phi_0(x) phi_k(x) + sum_{j=1}^k phi_j(x) / (k - j)!)
     """
@@ -78,9 +77,8 @@ class Modes:
     Parameters
     ----------
     basis : Diagonal
-        The transform.
     values : array of the shape of its images, or with an axis of D channels or two of D x D matrices beside
-        Eigenvalues of A, one for all channels or one for each, or what A does to the channels of a mode.
+        Eigenvalues of A, or what A does to the channels of a mode.
     moving : array of the shape of images, optional
         Eigenvalues of B of the metric, 1 by default.
     """
@@ -95,7 +93,7 @@ class Modes:
 
     @property
     def alike(self) -> Floats | None:
-        """The eigenvalues of A in the transform's order, where all channels have the same; None elsewhere."""
+        """The eigenvalues of A, or None where channels differ."""
         return None if self._mixed or self._values.shape[-1] > 1 else self._values[..., 0]
 
     def forward(self, v: NDArray[Any]) -> NDArray[Any]:
@@ -103,32 +101,32 @@ class Modes:
         return self.basis.forward(v)
 
     def back(self, image: NDArray[Any], dtype: Any) -> NDArray[Any]:
-        """Return the signal that has this image."""
+        """Return an image's signal."""
         return self.basis.back(image, dtype)
 
     def linear(self, image: NDArray[Any]) -> NDArray[Any]:
-        """Return the image of A times the signal that has this one."""
+        """Apply A."""
         return self._times(self._values, image)
 
     def moved(self, image: NDArray[Any]) -> NDArray[Any]:
-        """Return the image of B times the signal."""
+        """Apply B."""
         return image if isinstance(self._moving, float) else self._times(self._moving, image)
 
     def phi(self, k: int, h: float, image: NDArray[Any]) -> NDArray[Any]:
-        """Return the image of h phi_k(-h A) times the signal."""
+        """Apply h phi_k(-h A)."""
         of = phi_of_matrices if self._mixed else phi
         return self._times(self._gain(("phi", k, h), lambda: h * of(k, h * self._values)), image)
 
     def deviation(self, h: float, image: NDArray[Any]) -> NDArray[Any]:
-        """Return the image of `deviation` of A times the signal, where no channel is mixed."""
+        """Apply `deviation` of A, where no channel is mixed."""
         return self._times(self._gain(("deviation", 0, h), lambda: deviation(h, self._values)), image)
 
     def root_of_metric(self, image: NDArray[Any]) -> NDArray[Any]:
-        """Return the image of B^1/2 times the signal, B being what the metric multiplies forces by."""
+        """Apply B^1/2."""
         return self._times(self._gain(("root", 0, 0), lambda: np.sqrt(self._moving + 0 * self._values)), image)
 
     def inverse(self, s: float, shift: float, image: NDArray[Any]) -> NDArray[Any]:
-        """Return the image of (1 + s (A + shift B))^-1 times the signal."""
+        """Apply (1 + s (A + shift B))^-1."""
 
         def gain() -> Floats:
             if not self._mixed:
@@ -139,7 +137,7 @@ class Modes:
         return self._times(self._gain(("inverse", s, shift), gain), image)
 
     def eigenvalues(self) -> NDArray[Any]:
-        """Return the eigenvalues of A."""
+        """Return A's eigenvalues."""
         return np.asarray(np.linalg.eigvals(self._values) if self._mixed else self._values).ravel()
 
     def _gain(self, key: tuple[Any, ...], made: Callable[[], Floats]) -> Floats:
@@ -162,7 +160,7 @@ _bases: WeakKeyDictionary[Affinity, list[Diagonal]] = WeakKeyDictionary()
 
 
 def bases_of(*affinities: Affinity) -> list[Diagonal] | None:
-    """Return the transforms of affinities, all of which are diagonal in the same one; None where there is none."""
+    """Return transforms in which all affinities are diagonal, or None."""
     found = []
     for one in affinities:
         if one not in _bases:  # to find out whether a stencil has a transform takes one

@@ -1,9 +1,4 @@
-"""White noise as a term of a flow, du = v(u) dt + s dW.
-
-The law exp(-beta E(u)) du stays as it is under du = -grad E dt + sqrt(2 / beta) dW, where grad is the gradient in the
-inner product sum_i m_i a_i b_i and the increments of W at node i have the variance dt / m_i (Pavliotis 2014, Stochastic
-Processes and Applications, section 4.5).
-"""
+"""White noise as a term of a flow, du = v(u) dt + s dW."""
 
 from __future__ import annotations
 
@@ -41,7 +36,6 @@ def normals(
     """Return standard normals that depend on the seed and their own places alone.
 
     By Philox4x32-10 (Salmon, Moraes, Dror and Shaw 2011, doi 10.1145/2063384.2063405) and the method of Box and Muller.
-    A part of an array has the bits that it has in the whole, whatever the thread, process and processor.
 
     Parameters
     ----------
@@ -50,14 +44,14 @@ def normals(
     shape : tuple of int
         Numbers of nodes and channels.
     node, channel : int
-        Those of the first number. Below 2^33 and 2^32, also the last.
+        Those of the first number; all are below 2^33 and 2^32.
     step, stream : int
         Below 2^32.
 
     Returns
     -------
     array of shape `shape`
-        In float64; below 8.5 in size.
+        In float64.
 
     Examples
     --------
@@ -86,9 +80,8 @@ def normals(
 class Noise:
     """White noise that is added to a flow, ``flow + Noise(beta=4.0, rng=1)``: du = v(u) dt + s dW, in the sense of Ito.
 
-    With `beta` alone the law exp(-beta E(u)) du is that of a gradient flow of E (`Flow.energy`) that has run for long.
-    Held nodes get none. Integrators that take it: `EulerMaruyama`, `Milstein`, `PlatenWeak2`, `ExponentialEuler`,
-    `ExactGaussian`.
+    With `beta` alone the law exp(-beta E(u)) du stays as it is, E being the energy that the flow descends (Pavliotis
+    2014, Stochastic Processes and Applications, section 4.5). Held nodes get none.
 
     Parameters
     ----------
@@ -96,33 +89,25 @@ class Noise:
         Inverse temperature > 0: s is sqrt(2 / beta), for particles with inertia sqrt(2 friction / beta).
     strength : float, array or callable, optional
         s in place of `beta`: a number >= 0, one for each node (``domain.shape``, or with channels ``domain.shape +
-        (D,)``), or a function of the signal, value by value: multiplicative noise, in the sense of Ito. Noise in the
-        sense of Stratonovich has the drift s(u) s'(u) / (2 m) beside it (m = 1 where `white` is 'nodes'): give it as a
-        `Reaction`.
+        (D,)``), or a function of the signal, value by value: multiplicative noise.
     channels : array of shape (D,) or (D, D), optional
         What each channel has of it: numbers, or a matrix B, so that increments of channels have the covariance B B^T;
         the identity by default.
     white : {'measure', 'nodes'}
         The variance of increments of W at node i over time dt. ``measure``: dt / m_i, m_i being w_i in the L2 metric
         and w_i d_i in the degree metric; the law above asks for it. ``nodes``: dt. In the conserved metric the noise
-        has the covariance of the mobility, on grids with a transform, and adds no mass (Cook 1970, doi
-        10.1016/0001-6160(70)90144-6).
+        has the covariance of the mobility, on grids with a transform (Cook 1970, doi 10.1016/0001-6160(70)90144-6).
     rng : int or numpy.random.Generator, optional
         The seed, below 2^64, or what draws one; by default the system does. It is the attribute ``seed``, and a run
         that is resumed needs it.
     path : int
-        Which path of this seed: others are independent of it. `ensemble` numbers its paths from this one on.
+        Which path of this seed: others are independent of it.
 
     Raises
     ------
     InputError
-        For both or none of beta and strength, and for numbers that are not finite or below 0; where it is added to a
-        flow, for shapes that do not fit, a metric that is no sum over nodes, and flows that take no noise.
-
-    Notes
-    -----
-    Numbers depend on the seed, the node, the channel and the step alone (`normals`), so that a resumed run has the
-    same ones, and another dt has another path. Tensors on a device get theirs from the host.
+        For both or none of beta and strength, and numbers that are not finite or below 0; where it is added to a flow,
+        for shapes that do not fit, a metric that is no sum over nodes, and flows that take no noise.
 
     Examples
     --------
@@ -180,31 +165,31 @@ class Noise:
 
     @property
     def uniform(self) -> bool:
-        """Whether the strength is one number for all nodes."""
+        """Whether the strength is one number."""
         return isinstance(self.strength, float)
 
     def by_node(self, flow: Flow) -> bool:
-        """Whether all channels have the same strength, which may differ between nodes."""
+        """Whether all channels have the same strength."""
         return self.uniform or (self.additive and self.strength.shape == flow.affinity.whole_shape)
 
     def given(self) -> list[Any]:
-        """Return what tells the noise from others, the seed however it came."""
+        """Return what tells the noise from others."""
         return [self.strength, self.beta, self.channels, self.white, self.seed, self.path, self._channel]
 
     def on_path(self, number: int) -> Noise:
-        """Return the noise of another path: `number` paths after this one."""
+        """Return the noise `number` paths after this one."""
         result = copy.copy(self)
         result.path = self.path + check_integer("number", number, minimum=0)
         return result
 
     def on_channel(self, channel: int) -> Noise:
-        """Return the noise whose first channel is that of this number among all paths."""
+        """Return the noise from this channel on."""
         result = copy.copy(self)
         result.path, result._channel = 0, channel
         return result
 
     def check(self, flow: Flow) -> None:
-        """Raise `InputError` where a flow does not take this noise."""
+        """See `Flow.check_noise`."""
         if not flow.takes_noise:
             raise InputError(
                 f"flow: got a {type(flow).__name__}, which takes no noise, since its signals leave their set by it or "
@@ -241,7 +226,7 @@ class Noise:
             )
 
     def check_start(self, flow: Flow, u: Array) -> None:
-        """Raise `InputError` where the noise does not fit to signals like `u`."""
+        """Raise `InputError` where the noise does not fit signals like `u`."""
         self._check_metric(flow)
         nodes = len(flow.affinity.domain.shape)
         width = int(u.shape[-1]) if u.ndim > nodes else 1
@@ -295,20 +280,9 @@ class Noise:
         return found
 
     def increments(self, flow: Flow, like: Array, step: int, dt: float, *, stream: int = 0) -> Array:
-        """Return the increments of W in a step of length `dt`, the step being number `step` of a run.
+        """Return the increments of W in a step of length `dt`, for signals like `like`; 0 at held nodes.
 
-        Parameters
-        ----------
-        flow : Flow
-        like : array
-            A signal, whose shape, dtype and device they have.
-        step, stream : int
-            Which: each pair has its own.
-
-        Returns
-        -------
-        array like `like`
-            With the variance dt / m_i, or dt, at node i; 0 where a constraint holds the signal.
+        `step` is its number in a run; each pair with `stream` has its own.
         """
         nodes = len(flow.affinity.domain.shape)
         width = int(like.shape[-1]) if like.ndim > nodes else 1
@@ -327,7 +301,7 @@ class Noise:
         return self.strength_at(flow, u) * self.mixed(white)
 
     def mixed(self, white: Array) -> Array:
-        """Return what channels have of increments."""
+        """Return `channels` times increments."""
         if self.channels is None:
             return white
         share = kept_like(self.channels, white)

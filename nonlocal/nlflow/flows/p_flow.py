@@ -1,4 +1,4 @@
-"""The gradient flow of a p-functional, and the step that suits it."""
+"""The gradient flow of a p-functional, and its steps."""
 
 from __future__ import annotations
 
@@ -24,10 +24,9 @@ _ENOUGH = 1e-6  # residual of the linear problems, where rounding keeps them fro
 class PFlow(Flow):
     """Gradient flow of J_p or E_p, du/dt = -grad, in the L2 metric: edge-preserving diffusion for p < 2.
 
-    du_i/dt = sum_j w_j K_ij |u_j - u_i|^(p - 2) (u_j - u_i) [+ lambda_i (f_i - u_i)], the nonlocal p-Laplacian flow.
-    Without a fidelity it conserves sum_i w_i u_i and keeps the range of u, and comes to rest in finite time for p < 2.
-    `LaggedDiffusivity` integrates it with any step for p <= 2, `RungeKutta` for p > 1 with small ones. With a misfit g
-    the last term is -lambda_i g'(u_i, f_i); `ForwardBackward` takes its proximal map, for p >= 2.
+    du_i/dt = sum_j w_j K_ij |u_j - u_i|^(p - 2) (u_j - u_i) [+ lambda_i (f_i - u_i)], the nonlocal p-Laplacian flow;
+    with a misfit g the last term is -lambda_i g'(u_i, f_i). `LaggedDiffusivity` integrates it with any step for p <= 2,
+    `ForwardBackward` for p >= 2, `RungeKutta` for p > 1 with small ones.
 
     Parameters
     ----------
@@ -62,7 +61,7 @@ class PFlow(Flow):
         return self._functional
 
     def velocity(self, u: Array) -> Array:
-        """Return du/dt at `u`, for p > 1; see `Jp.gradient`."""
+        """Return du/dt at `u`, for p > 1."""
         self.applications += 1
         return -self._functional.gradient(u)
 
@@ -102,14 +101,14 @@ def _pulled(functional: Any, flat: Floats, dt: float) -> Floats:
 class ForwardBackward(FixedStep):
     """Explicit diffusion, then the proximal map of the misfit: v = prox(u - dt grad J_p(u)); order 1, for p >= 2.
 
-    The fidelity is implicit, so jumps of its slope (`L1`), large slopes (`KullbackLeibler`) and large fidelities
-    shorten no step. What is at rest is a minimizer of E_p. (Lions and Mercier 1979, doi 10.1137/0716071.)
+    The fidelity is implicit, so `L1`, `KullbackLeibler` and large fidelities shorten no step (Lions and Mercier 1979,
+    doi 10.1137/0716071).
 
     Parameters
     ----------
     dt : float
-        At most 1 / max_i sum_j w_j K_ij (p - 1) |u_i - u_j|^(p - 2). For p = 2 that is known beforehand; for p > 2 it
-        is looked at in every step, which fails beyond it.
+        At most 1 / max_i sum_j w_j K_ij (p - 1) |u_i - u_j|^(p - 2). For p > 2 that is looked at in every step, which
+        fails beyond it.
     """
 
     order = 1.0
@@ -138,7 +137,7 @@ class ForwardBackward(FixedStep):
         return bool(flow.functional.p > 2)
 
     def check_kind(self, flow: Flow) -> None:
-        """Raise `InputError` for what is no PFlow with p >= 2."""
+        """See `Integrator.check_kind`."""
         if not isinstance(flow, PFlow):
             raise InputError(
                 f"integrator: ForwardBackward is for a PFlow, got {type(flow).__name__}; use SemiImplicit() or "
@@ -167,17 +166,15 @@ class ForwardBackward(FixedStep):
 class LaggedDiffusivity(FixedStep):
     """Implicit steps with the diffusivity of the step before, (1 + dt (L(u) + lambda)) v = u + dt lambda f; order 1.
 
-    L(u) is the operator of the quadratic J reweighted by |u_i - u_j|^(p - 2), which touches J_p from above at u. So
-    J_p (E_p) falls in every step however long it is; without a fidelity the range is kept and the mean conserved. Also
-    for p = 1, total variation flow. The proximal map of another misfit follows a step of the diffusion alone: then the
-    limit is that of E_p up to O(dt), and nothing is promised of E_p.
+    L(u) is the operator of the quadratic J reweighted by |u_i - u_j|^(p - 2), for 1 <= p <= 2. J_p (E_p) falls in every
+    step however long it is. Another misfit takes its proximal map after the diffusion: then the limit is that of E_p up
+    to O(dt), and E_p need not fall.
 
     Parameters
     ----------
     dt : float
     smoothing : float
-        What |u_i - u_j| is smoothed with, (|u_i - u_j|^2 + s^2)^(1/2), in units of the range of u: differences below
-        it count as none.
+        What |u_i - u_j| is smoothed with, (|u_i - u_j|^2 + s^2)^(1/2), in units of the range of u.
     """
 
     order = 1.0
@@ -187,12 +184,12 @@ class LaggedDiffusivity(FixedStep):
         self.smoothing = check_number("smoothing", smoothing, minimum=0, strict=True)
 
     def stability_limit(self, flow: Flow) -> float:
-        """Return infinity."""
+        """See `Integrator.stability_limit`."""
         del flow
         return math.inf
 
     def check_kind(self, flow: Flow) -> None:
-        """Raise `InputError` for a flow that is linear, and for p > 2."""
+        """See `Integrator.check_kind`."""
         if not isinstance(flow, PFlow):
             raise InputError(
                 f"integrator: LaggedDiffusivity is for a PFlow, got {type(flow).__name__}; use Exponential() or "
@@ -205,7 +202,7 @@ class LaggedDiffusivity(FixedStep):
             )
 
     def step(self, flow: Flow, u: Array, dt: float) -> Array:
-        """Minimize the quadratic functional that touches J_p at u."""
+        """See `FixedStep.step`."""
         self.check_kind(flow)
         jp: Any = flow.functional
         flow.applications += 1

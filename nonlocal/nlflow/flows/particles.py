@@ -1,4 +1,4 @@
-"""Particles that move: their positions, and for those with inertia their velocities, are the signal."""
+"""Particles that move."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ _SLOPES = {4: 2e-2, 8: 1e-5}  # relative difference of a gradient from differenc
 
 
 class CollisionError(TermError):
-    """Two particles keep meeting where their force is infinite: no shorter step changes that."""
+    """Two particles keep meeting where their force is infinite."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class External:
     value : callable
         Positions (N, d) to V at each, (N,).
     gradient : callable
-        Positions (N, d) to the gradient at each, (N, d). A flow compares it with differences of `value`.
+        Positions (N, d) to the gradient at each, (N, d).
 
     Examples
     --------
@@ -76,7 +76,7 @@ class External:
     gradient: Callable[[Array], Array]
 
     def check(self, x: Array) -> None:
-        """Raise `InputError` unless both have their shapes at positions, and the gradient is that of the values."""
+        """Raise `InputError` unless the gradient is that of the values."""
         xp = namespace(x)
         values, slopes = self.value(x), self.gradient(x)
         for name, found, shape in (("value", values, x.shape[:1]), ("gradient", slopes, x.shape)):
@@ -130,24 +130,18 @@ class ParticleFlow(SecondOrder):
     r"""Interacting particles, dx_i/dt = -sum_j w_j grad W(x_i - x_j) - grad V(x_i), in any dimension.
 
     The gradient flow of E(x) = 1/2 sum_{i /= j} w_i w_j W(\|x_i - x_j\|) + sum_i w_i V(x_i) in the metric sum_i w_i
-    \|dx_i\|^2, that of the aggregation equation (Carrillo, McCann and Villani 2003, doi 10.4171/RMI/376). With
-    `friction` particles have inertia instead: the signal is positions and velocities side by side, (N, 2 d), and
+    \|dx_i\|^2 (Carrillo, McCann and Villani 2003, doi 10.4171/RMI/376). With `friction` the signal is positions and
+    velocities side by side, (N, 2 d) (D'Orsogna, Chuang, Bertozzi and Chayes 2006, doi 10.1103/PhysRevLett.96.104302)::
 
-        dx_i/dt = v_i,   dv_i/dt = -grad E_i - (friction + drag \|v_i\|^2) v_i,
+        dx_i/dt = v_i,   dv_i/dt = -grad E_i - (friction + drag |v_i|^2) v_i
 
-    where a negative friction propels (D'Orsogna, Chuang, Bertozzi and Chayes 2006, doi 10.1103/PhysRevLett.96.104302).
-
-    Forces of pairs keep the total momentum sum_i w_i v_i to rounding. O(N^2 d) time for interactions that reach all
-    others, O(N d) memory.
-
-    With `Noise` particles diffuse; those with inertia get it in their velocities, and beta is that of exp(-beta H), H
-    being E and the kinetic energy. With w = 1/N beta is N times that of one particle; with ``white="nodes"``
-    dx = -grad dt + (2 / beta)^1/2 dW for each.
+    `Noise` moves positions, with inertia velocities; with w = 1/N its beta is N times that of one particle. O(N^2 d)
+    time for interactions that reach all others, O(N d) memory.
 
     Parameters
     ----------
     particles : array_like of shape (N, d)
-        Positions that the flow is made for: their kind, N and d count. `solve` takes the start.
+        Give the dtype and the shape; `solve` takes the start.
     interaction : Interaction or RadialKernel, optional
         W, such as ``Morse()`` or ``PowerLaws(2, 0)``; a kernel repels.
     weights : array_like of shape (N,), optional
@@ -157,7 +151,7 @@ class ParticleFlow(SecondOrder):
     box : float or sequence of d floats, optional
         Periods of a periodic box, with None or infinity for axes without one. `wrapped` brings positions back into it.
     friction : float, optional
-        Particles have inertia where it is given, 0 included.
+        Particles have inertia where it is given, 0 included; below 0 it propels.
     drag : float
         >= 0.
 
@@ -239,12 +233,12 @@ class ParticleFlow(SecondOrder):
         return u[:, : self.dimensions]
 
     def velocities(self, u: Array) -> Array:
-        """Return the velocities of the particles, (N, d): those in a signal where there is inertia."""
+        """Return the velocities of the particles, (N, d)."""
         return u[:, self.dimensions :] if self.inertial else self.velocity(u)
 
     @property
     def inertial(self) -> bool:
-        """Whether the particles have inertia."""
+        """See `SecondOrder.inertial`."""
         return self.friction is not None
 
     def parts(self, state: Array) -> tuple[Array, Array]:
@@ -256,7 +250,7 @@ class ParticleFlow(SecondOrder):
         return namespace(displacement).concat([displacement, velocity], axis=1)
 
     def wrapped(self, u: Array) -> Array:
-        """Return the positions in the box, from 0 to its period; as they are along axes without one."""
+        """Return the positions in the box, from 0 to its period."""
         x = self.positions(u)
         if self.box is None:
             return x
@@ -289,7 +283,7 @@ class ParticleFlow(SecondOrder):
         return xp.zeros_like(x) if total is None else xp.astype(total, x.dtype, copy=False)
 
     def velocity(self, u: Array) -> Array:
-        """Return du/dt: the velocities of the particles, and with inertia their accelerations beside them."""
+        """See `Flow.velocity`."""
         if not self.inertial:
             return self.acceleration(u)
         x, v = self.parts(u)
@@ -301,7 +295,7 @@ class ParticleFlow(SecondOrder):
         return friction if self.drag == 0 else friction + self.drag * namespace(v).sum(v * v, axis=1, keepdims=True)
 
     def kicked(self, velocity: Array, acceleration: Array, dt: float) -> Array:
-        """Return velocities after a time in which a constant force, friction and drag act, exact without drag."""
+        """See `SecondOrder.kicked`."""
         if self.drag == 0:
             kept, gained = response(self.friction or 0.0, dt)
             return kept * velocity + gained * acceleration
@@ -321,11 +315,11 @@ class ParticleFlow(SecondOrder):
 
     @property
     def dissipation(self) -> float:  # type: ignore[override]  # a number of the class elsewhere
-        """The friction of particles with inertia, 1 of those without."""
+        """See `Flow.dissipation`."""
         return 1.0 if self.friction is None else self.friction
 
     def check_noise(self, noise: Noise) -> None:
-        """Raise `InputError` for noise that particles with inertia do not take: it moves their velocities alone."""
+        """See `Flow.check_noise`."""
         if self.friction is None:
             return
         if not noise.additive:
@@ -351,11 +345,11 @@ class ParticleFlow(SecondOrder):
         return self.friction is None or self.friction >= 0
 
     def energy(self, u: Array) -> float:
-        """Return E, and with inertia the kinetic energy besides; NaN for particles that propel themselves."""
+        """Return `total_energy`; NaN for particles that propel themselves."""
         return self.total_energy(u) if self.has_energy else math.nan
 
     def total_energy(self, u: Array) -> float:
-        """Return E and the kinetic energy sum_i w_i |v_i|^2 / 2 of particles with inertia, in float64."""
+        """Return E, and with inertia the kinetic energy sum_i w_i |v_i|^2 / 2, in float64."""
         x = np.asarray(to_numpy(self.wrapped(u)), np.float64)
         total, w = 0.0, self.weights
         if self.interaction is not None:
@@ -383,7 +377,7 @@ class ParticleFlow(SecondOrder):
         return (len(self.weights), self.dimensions * (2 if self.inertial else 1)), f"{what} of the particles"
 
     def rebuilt(self, u: Array) -> Self:
-        """Return the flow itself."""
+        """See `Flow.rebuilt`."""
         del u
         return self
 
@@ -446,7 +440,7 @@ def _collision(name: str, first: int, second: int, interaction: Interaction | No
 
 
 def coinciding(x: NDArray[Any]) -> tuple[int, int] | None:
-    """Return the numbers of two points (N, d) at one place; None where there are none. O(N log N)."""
+    """Return the numbers of two points (N, d) at one place, or None."""
     order = np.lexsort(x.T)
     same = np.flatnonzero((np.diff(x[order], axis=0) == 0).all(axis=1))
     if not len(same):

@@ -1,4 +1,4 @@
-"""Reactions: a term R(t, x, u) of a flow at each node, and what is claimed of it."""
+"""Reactions: a term R(t, x, u) of a flow at each node."""
 
 from __future__ import annotations
 
@@ -63,8 +63,8 @@ class _Averages:
 class Reaction:
     """A term R of a flow that acts at each node, du/dt = -grad + R(u): of u, of (t, u), or of (t, x, u).
 
-    With `average` it also gets what it sees around a node, the averages Pu by an affinity: R(u, Pu). What is claimed of
-    R is compared with its values at some places of its interval, at t = 0.
+    With `average` it also gets the averages Pu by an affinity: R(u, Pu). What is claimed of R is compared with its
+    values at some places of its interval, at t = 0.
 
     Parameters
     ----------
@@ -76,13 +76,12 @@ class Reaction:
         The values that the signal takes; it must start there. Of a coupled reaction one pair for all components, or one
         for each.
     derivative : callable, optional
-        R', of the arguments of `function`. Without a `bound` its largest modulus among some thousand values is one. Of
-        a coupled reaction the Jacobian matrices, shape (..., D, D), whose entry (i, j) is dR_i / du_j. With `average`
-        the slopes along u, then those along Pu, shape (..., 2) or (..., D, 2 D).
+        R', of the arguments of `function`. Of a coupled reaction the Jacobian matrices, shape (..., D, D), whose entry
+        (i, j) is dR_i / du_j. With `average` the slopes along u, then those along Pu, shape (..., 2) or (..., D, 2 D).
     bound : float, optional
-        Bound of |R'| on the interval; needed without `derivative`, and where R depends on t or x. It shortens stable
-        steps. Of a coupled reaction the bound of the norm of its Jacobian matrix; with `average` of the sum of the
-        norms of both parts.
+        Bound of |R'| on the interval; needed without `derivative`, and where R depends on t or x; by default the
+        largest on samples. It shortens stable steps. Of a coupled reaction the bound of the norm of its Jacobian
+        matrix; with `average` of the sum of the norms of both parts.
     potential : callable, optional
         F with F' = -R. The flow then descends J (or E) + sum_i m_i F(u_i), where m is w in the L2 metric and w d in the
         degree metric, as long as R does not depend on time.
@@ -96,8 +95,8 @@ class Reaction:
     Raises
     ------
     InputError
-        For a function whose result has another shape or dtype, or that is not finite on the interval; for a derivative,
-        bound or potential that disagrees with it. Of a reaction that depends on x when it comes to a flow.
+        For a function whose result has another shape or dtype, or is not finite on the interval; for a derivative,
+        bound or potential that disagrees with it.
 
     Examples
     --------
@@ -172,16 +171,16 @@ class Reaction:
 
     @property
     def average(self) -> Affinity | None:
-        """What averages of u are taken by, None where it sees none."""
+        """What averages of u are taken by, or None."""
         return None if self._average is None else self._average.affinity
 
     @property
     def averages(self) -> list[Affinity]:
-        """What averages of u are taken by."""
+        """What averages are taken by."""
         return [] if self._average is None else [self._average.affinity]
 
     def when(self, t: float) -> Reaction:
-        """Return the reaction as it is at time t."""
+        """See `Flow.when`."""
         if not self.timed or t == self.time:
             return self
         result = copy.copy(self)
@@ -189,7 +188,7 @@ class Reaction:
         return result
 
     def on(self, affinity: Affinity) -> Reaction:
-        """Return the reaction at the nodes of a flow, or raise `InputError` where it does not belong to them."""
+        """Return the reaction at the nodes of a flow, or raise `InputError`."""
         shape = affinity.domain.shape
         if self.average is not None and self.average.domain.shape != shape:
             raise InputError(
@@ -213,18 +212,18 @@ class Reaction:
         return () if self.average is None else (self.average._average(u),)
 
     def function(self, u: Array) -> Array:
-        """Return R(u) as it was given, without a look at the result."""
+        """Return R(u), unchecked."""
         return self._called(self._function, u, *self._seen(u))
 
     @property
     def derivative(self) -> Callable[[Array], Array] | None:
-        """R' as a function of u, None where there is none."""
+        """R' of u, or None."""
         given = self._derivative
         return None if given is None else lambda u: self._called(given, u, *self._seen(u))
 
     @property
     def potential(self) -> Callable[[Array], Array] | None:
-        """F as a function of u, None where there is none."""
+        """F of u, or None."""
         given = self._potential
         return None if given is None else lambda u: self._called(given, u)
 
@@ -243,7 +242,7 @@ class Reaction:
         return value
 
     def jacobian(self, u: Array, v: Array) -> Array:
-        """Return the derivative of R at `u` along `v`, by `derivative` or by central differences."""
+        """Return the derivative of R at `u` along `v`."""
         if self.derivative is None:
             return difference(self, u, v)
         slopes, moved = self.derivative(u), [v, *self._seen(v)]
@@ -257,7 +256,7 @@ class Reaction:
         return SumOfReactions(self, other) if isinstance(other, Reaction) else NotImplemented
 
     def clipped(self, u: Array) -> Array:
-        """Return `u` with its values in the interval."""
+        """Return `u` within the interval."""
         xp, (low, high) = namespace(u), self.interval
         if isinstance(low, float):
             return xp.clip(u, low, high)
@@ -305,7 +304,7 @@ class Reaction:
         return max(self.bound, float(np.abs(steep).max()))
 
     def word(self) -> str:
-        """Return what tells the reaction from others: its name and a digest of its values."""
+        """Return its name and a digest of its values."""
         samples = self._samples()
         times = (self.time, self.time + 0.3819660112501051, self.time + 1.0) if self.timed else (self.time,)
         values = [value for t in times for value in np.ravel(self.when(t)._at(self._function, *samples))]
@@ -444,13 +443,7 @@ class Reaction:
 
 @underflowing
 class SumOfReactions(Reaction):
-    """The sum of two reactions, on the interval that both know: its bound is the sum of theirs at most.
-
-    Raises
-    ------
-    InputError
-        For intervals without a common one, and for different numbers of components.
-    """
+    """The sum of two reactions, on the interval that both know."""
 
     def __init__(self, first: Reaction, second: Reaction) -> None:
         counts = {one.components for one in (first, second)} - {None}
@@ -495,7 +488,7 @@ class SumOfReactions(Reaction):
         return [affinity for one in self.parts for affinity in one.averages]
 
     def function(self, u: Array) -> Array:
-        """Return the sum of both."""
+        """See `Reaction.function`."""
         first, second = self.parts
         return first.function(u) + second.function(u)
 
@@ -585,8 +578,8 @@ def _well_of_logistic(r: float, u: Array) -> Array:
 class AllenCahn(Reaction):
     """R(u) = s (u - u^3), which drives values to -1 and 1; its potential is s (u^2 - 1)^2 / 4.
 
-    With diffusion it separates two phases; |u| <= 1 is kept. (Allen and Cahn 1979, doi 10.1016/0001-6160(79)90196-2;
-    with a nonlocal diffusion Bates 2006, in Nonlinear Dynamics and Evolution Equations.)
+    (Allen and Cahn 1979, doi 10.1016/0001-6160(79)90196-2; with a nonlocal diffusion Bates 2006, in Nonlinear Dynamics
+    and Evolution Equations.)
 
     Parameters
     ----------
@@ -612,8 +605,7 @@ class AllenCahn(Reaction):
 class FisherKPP(Reaction):
     """R(u) = r u (1 - u), logistic growth; its potential is r (u^3 / 3 - u^2 / 2).
 
-    With diffusion a front of ones runs into zeros. (Fisher 1937, doi 10.1111/j.1469-1809.1937.tb02153.x; Kolmogorov,
-    Petrovsky and Piskunov 1937.)
+    (Fisher 1937, doi 10.1111/j.1469-1809.1937.tb02153.x; Kolmogorov, Petrovsky and Piskunov 1937.)
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Steps of one length on a GPU that are recorded once and repeated in one launch."""
+"""Steps that a GPU records once and repeats."""
 
 from __future__ import annotations
 
@@ -22,23 +22,19 @@ _KEPT = "_replay"
 class Replayed(Around):
     """An integrator with steps of one length whose steps a GPU records once and repeats: CUDA graphs.
 
-    For few nodes the host takes longer to start the operations of a step than the device takes for them; a recorded
-    step is one start. The results are those of the integrator.
-
-    For flows whose step is the same at all times: frozen kernels, nothing that depends on time, no noise. The step must
-    not ask the device for a number, as linear systems that are solved to a tolerance do (`IMEX`).
+    Faster for few nodes, where the host takes longer to start a step than the device takes for it. For frozen kernels,
+    nothing that depends on time, no noise.
 
     Parameters
     ----------
     integrator : Integrator
-        With steps of one length: ``ExplicitEuler(dt)``, ``ETD2RK(dt)``, ``ETD4RK(dt)``, ``SemiImplicit(dt)``, a
-        `NeutrenoStep` or an `AttentionStep`.
+        With steps of one length that wait for no number of the device: ``ExplicitEuler(dt)``, ``ETD2RK(dt)``,
+        ``ETD4RK(dt)``, ``SemiImplicit(dt)``, a `NeutrenoStep` or an `AttentionStep`.
 
     Raises
     ------
     InputError
-        For integrators that choose their steps or remember something from one to the next; in `solve` for NumPy
-        arrays, for flows that change from step to step, and for steps that wait for the device.
+        For other integrators; in `solve` for NumPy arrays and for other flows.
 
     Examples
     --------
@@ -67,16 +63,16 @@ class Replayed(Around):
 
     @property
     def unit_steps(self) -> bool:  # type: ignore[override]
-        """That of the method."""
+        """See `Integrator.unit_steps`."""
         return self.integrator.unit_steps
 
     @property
     def length(self) -> float | None:
-        """The step of the method."""
+        """See `Integrator.length`."""
         return self.integrator.length
 
     def surely_stable(self, flow: Flow) -> bool:
-        """Return what the method knows."""
+        """See `Integrator.surely_stable`."""
         return self.integrator.surely_stable(flow)
 
     def unstable(self, flow: Flow, limit: float) -> str:
@@ -84,7 +80,7 @@ class Replayed(Around):
         return self.integrator.unstable(flow, limit)
 
     def check_kind(self, flow: Flow) -> None:
-        """Raise `InputError` for a flow whose steps differ, and what the method raises."""
+        """See `Integrator.check_kind`."""
         changes = [word for word, found in (
             ("whose kernel follows the signal", flow.evolving), ("that depends on time", flow.timed),
             ("with noise", flow.noise is not None), ("of NumPy arrays", flow.affinity.device is None),

@@ -1,4 +1,4 @@
-"""What `solve` returns; as a dataset of xarray, which is loaded when one is asked for, and as files of frames."""
+"""What `solve` returns, also as a dataset and as files."""
 
 from __future__ import annotations
 
@@ -53,9 +53,9 @@ class Solution(Generic[ArrayT]):
         What happened and, where it failed, what to change.
     stats : dict
         ``steps``, ``rejected``, ``applications`` of P (``analysis_applications``: those for energies and trackers),
-        ``order`` that the integrator has for this flow, ``error_bound`` (of expansions, known beforehand),
-        ``compile_seconds``, ``solve_seconds``, ``tracker_seconds``, ``integrator``; ``method``, ``reason`` and
-        ``error_estimate`` of the affinity; with noise ``strong_order``, ``weak_order`` and ``seed``.
+        ``order`` of the integrator for this flow, ``error_bound`` (of expansions), ``compile_seconds``,
+        ``solve_seconds``, ``tracker_seconds``, ``integrator``; ``method``, ``reason`` and ``error_estimate`` of the
+        affinity; with noise ``strong_order``, ``weak_order`` and ``seed``.
     records : dict of str to dict
         What each tracker collected: ``{'energy': {'t': ..., 'value': ...}}``.
     provenance : dict
@@ -84,7 +84,7 @@ class Solution(Generic[ArrayT]):
         Raises
         ------
         InputError
-            For a solution that knows its output times alone, and for times that were not reached.
+            For a solution without ``dense``, and for times that were not reached.
         """
         if self.between is None:
             raise InputError("at: the solution knows its output times alone; ask for solve(..., dense=True)")
@@ -105,14 +105,14 @@ class Solution(Generic[ArrayT]):
         return last
 
     def to_vtk(self, path: str | os.PathLike[str], domain: Domain | None = None) -> None:
-        """Write the solution as a series of VTK, which ParaView and its like read.
+        """Write the solution as a series of VTK, which ParaView reads.
 
         Parameters
         ----------
         path : path
-            Ends with ``.pvd``: the list of the files. They lie in the folder beside it that ends with ``.vtk``: image
-            data (``.vti``) of a grid, points (``.vtp``) of scattered nodes, each with ``TimeValue`` and ``energy``.
-            Channels are components.
+            Ends with ``.pvd``: the list of the files. They lie in a folder beside it that ends with ``.vtk``: image
+            data (``.vti``) of a grid, points (``.vtp``) of scattered nodes, each with ``TimeValue`` and ``energy``;
+            channels are components.
         domain : Grid or Points, optional
             Of one to three dimensions; needed for a solution that was read from a file.
 
@@ -126,7 +126,7 @@ class Solution(Generic[ArrayT]):
         write_series(self, self.domain if domain is None else domain, path)
 
     def to_xarray(self, domain: Domain | None = None) -> Any:
-        """Return the solution as a dataset with named axes, to select from, to plot, to write as netCDF or zarr.
+        """Return the solution as a dataset with named axes.
 
         Parameters
         ----------
@@ -139,13 +139,12 @@ class Solution(Generic[ArrayT]):
             ``u`` over ``t``, the axes of the domain and ``channel`` where there is one; ``energy`` over ``t``; what a
             tracker recorded as ``tracker_column`` over ``tracker_t``. The axes are ``x``, ``y``, ``z`` for a grid of up
             to three axes (the first is ``x``), with positions as coordinates, ``node`` for scattered nodes, with
-            positions and quadrature weights, and ``batch_0``, ... before them. Attributes are `provenance`, `stats`,
-            status and message (JSON where they are nested).
+            positions and quadrature weights, and ``batch_0``, ... before them.
 
         Raises
         ------
         InputError
-            When xarray is not installed (``pip install 'nlflow[xarray]'``), and without a domain or with another one.
+            Without xarray, and without a domain or with another one.
         """
         return to_dataset(self, self.domain if domain is None else domain)
 
@@ -166,7 +165,7 @@ class Solution(Generic[ArrayT]):
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Solution[NDArray[Any]]:
-        """Read a solution written by `save`; signals come back as NumPy arrays.
+        """Read a solution written by `save`, with NumPy arrays.
 
         Raises
         ------
@@ -238,7 +237,7 @@ _LETTERS = ("x", "y", "z")
 
 
 def to_dataset(solution: Any, domain: Any) -> Any:
-    """Return an `xarray.Dataset` of a `Solution` on a domain; see `Solution.to_xarray`."""
+    """See `Solution.to_xarray`."""
     xarray = need_xarray("to_xarray")
     u = to_numpy(solution.u)
     dims = ("t", *_dims(domain, u.shape[1:], "to_xarray"))
@@ -253,7 +252,7 @@ def to_dataset(solution: Any, domain: Any) -> Any:
 
 
 def layout_of(domain: Domain, frame: NDArray[Any], attributes: dict[str, Any]) -> Layout:
-    """Return what the frames of a run look like, which begin with this one."""
+    """Return what the frames of a run look like, from the first."""
     return Layout(
         domain,
         frame.shape,
@@ -265,7 +264,7 @@ def layout_of(domain: Domain, frame: NDArray[Any], attributes: dict[str, Any]) -
 
 
 def write_series(solution: Any, domain: Any, path: str | os.PathLike[str]) -> None:
-    """Write a `Solution` as a series of VTK; see `Solution.to_vtk`."""
+    """See `Solution.to_vtk`."""
     series = VtkSeries(check_path("path", path))
     if series.path.suffix.lower() != ".pvd":
         raise InputError(f"path: got {os.fspath(path)!r}, expected a name that ends with .pvd, the list of the files")
@@ -293,7 +292,7 @@ def _dims(domain: Any, shape: tuple[int, ...], method: str) -> tuple[str, ...]:
 
 
 def need_xarray(name: str) -> Any:
-    """Return xarray, which `name` needs, or raise `MissingPackageError`."""
+    """Return xarray, or raise `MissingPackageError`."""
     try:
         import xarray
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""The contract of flows of second order: what moves has a displacement and a velocity."""
+"""The contract of flows of second order."""
 
 from __future__ import annotations
 
@@ -13,9 +13,7 @@ from nlflow.flows.flow import Flow
 
 
 class SecondOrder(Flow):
-    """Flow of x'' = a(x, t) - r(v) v, whose state holds the displacement x and the velocity v = x' side by side.
-
-    A subclass says how a state is taken apart (`parts`, `joined`), `acceleration`, and what damping does (`kicked`).
+    """Flow of x'' = a(x, t) - r(v) v, whose state holds x and v = x'.
 
     Attributes
     ----------
@@ -25,11 +23,11 @@ class SecondOrder(Flow):
 
     @property
     def inertial(self) -> bool:
-        """Whether there is a velocity in the state."""
+        """See above."""
         return True
 
     def parts(self, state: Array) -> tuple[Array, Array]:
-        """Return the displacement and the velocity of a state, 0 where a constraint gives values."""
+        """Return the displacement and the velocity of a state, 0 at held nodes."""
         raise NotImplementedError  # pragma: no cover - abstract
 
     def joined(self, displacement: Array, velocity: Array) -> Array:
@@ -37,22 +35,19 @@ class SecondOrder(Flow):
         raise NotImplementedError  # pragma: no cover - abstract
 
     def placed(self, displacement: Array) -> Array:
-        """Return a displacement with the values that a constraint gives at the flow's time."""
+        """Return a displacement with the held values at the flow's time."""
         return displacement
 
     def acceleration(self, displacement: Array) -> Array:
-        """Return a(x, t), what all but damping does, at the flow's time."""
+        """Return a(x, t)."""
         raise NotImplementedError  # pragma: no cover - abstract
 
     def kicked(self, velocity: Array, acceleration: Array, dt: float) -> Array:
-        """Return the velocity after dt in which a constant acceleration and damping act alone.
-
-        Exactly, or to order 2 and symmetric in time.
-        """
+        """Return the velocity after dt of a constant acceleration and damping, to order 2 and symmetric in time."""
         raise NotImplementedError  # pragma: no cover - abstract
 
     def fastest(self) -> float:
-        """Return a bound of the frequencies at which the state can vibrate; NaN where it is not known."""
+        """Return a bound of the frequencies, or NaN."""
         return math.nan
 
     def surely_below(self) -> float:
@@ -60,16 +55,13 @@ class SecondOrder(Flow):
         return math.inf
 
     def leaps(self, state: Array, dt: float, memory: dict[str, Any]) -> Callable[[Array, int], Array] | None:
-        """Return what takes many steps at once from states like this one, None where nothing is faster than steps."""
+        """Return what takes many steps at once, or None."""
         del state, dt, memory
         return None
 
 
 def response(rate: Any, dt: float) -> tuple[Any, Any]:
-    """Return exp(-gamma h) and (1 - exp(-gamma h)) / gamma for gamma >= 0, numbers for a number.
-
-    With them v(h) = exp(-gamma h) v + (1 - exp(-gamma h)) / gamma a solves v' = a - gamma v.
-    """
+    """Return exp(-gamma h) and (1 - exp(-gamma h)) / gamma for gamma >= 0."""
     turned: Floats = np.asarray(rate, dtype=np.float64) * dt
     clear = turned > 1e-12
     safe = np.where(clear, turned, 1.0)

@@ -1,4 +1,4 @@
-"""`solve`: what it takes, and what it refuses."""
+"""`solve`, with its checks."""
 
 from __future__ import annotations
 
@@ -71,7 +71,8 @@ def solve(
     ----------
     flow : Flow
     start : array of shape ``domain.shape`` or ``domain.shape + (D,)``, optional
-        u(0); the observed signal f by default where there is one. At nodes with a constraint its values count.
+        u(0); the observed signal f by default where there is one. At nodes with a constraint its values count. The
+        kernel of an evolving flow is taken from it.
     t : float, optional
         End time (number of layers for `AttentionStep` and `NeutrenoStep`); the last of `t_eval` by default.
     t_eval : array_like, optional
@@ -80,20 +81,19 @@ def solve(
         By default `Exponential` for frozen symmetric flows that are linear (`ExactGaussian` with noise), and
         `RungeKutta` for others; a flow of groups needs one, and so does noise beside what is not linear.
     trackers : sequence of Tracker
-        Energies, distances, checkpoints, files, films, callbacks and stopping rules. Where one looks at times of its
-        own (``interval``, ``at``), steps end at these times as they do at `t_eval`.
+        Where one looks at times of its own (``interval``, ``at``), steps end at these times as they do at `t_eval`.
     progress : bool
         Progress bar on stderr.
     energies : bool
         Compute the energy at the output times; otherwise ``Solution.energy`` is NaN. A run of a frozen linear flow
-        whose energy rises without reason ends as ``diverged``; it is looked at after 16, 32, 64, ... steps too.
+        whose energy rises without reason ends as ``diverged``.
     resume : path or True, optional
         A checkpoint of the same problem to go on from, with the bits of an uninterrupted run; True for that of the
-        `Checkpoint` among the trackers, if there is one yet. Where the newest checkpoint is damaged or of another
-        problem, the one before it is used, with a warning.
+        `Checkpoint` among the trackers, if there is one yet. Where the newest is of no use, the one before it is taken,
+        with a warning.
     dense : bool
-        Keep the signal between the ends of steps, as polynomials of degree 4, five signals a step: `Solution.at` then
-        knows it at all times, and `t_eval` shortens no step. Of `RungeKutta`; not together with `resume`.
+        Keep the signal between the ends of steps, five signals a step: `Solution.at` then knows it at all times. Of
+        `RungeKutta`; not together with `resume`.
 
     Returns
     -------
@@ -106,10 +106,6 @@ def solve(
         For unusable arguments; `StabilityError` for an unstable step, with the limit.
     FileFormatError
         When the checkpoint is damaged or belongs to another problem, and the one before it too.
-
-    Notes
-    -----
-    The kernel of an evolving flow is that of u(0) at the start, whatever features the affinity was built from.
     """
     if not isinstance(flow, Flow):
         raise InputError(

@@ -1,4 +1,4 @@
-"""Extreme eigenvalues of a flow's linear operator, dense for few nodes and by Lanczos or Arnoldi iteration for many."""
+"""Extreme eigenvalues of a flow's linear operator."""
 
 from __future__ import annotations
 
@@ -27,10 +27,7 @@ _ROUNDING, _ROUNDING_SINGLE = 1e-11, 1e-4  # of the largest eigenvalue: residual
 
 
 def on_columns(flow: LinearFlow, operator: Callable[[Array], Array], columns: Floats) -> Floats:
-    """Return a linear map of signals times the columns of an (N, M) array, float64; uncounted.
-
-    Where the fidelity mixes D channels the columns are those of (N D, M).
-    """
+    """Return a linear map of signals times columns, (N, M), or (N D, M) where D channels are mixed; uncounted."""
     domain, counted = flow.affinity.domain, flow.applications
     size, width = columns.size // len(columns), len(columns) // domain.size
     # Channels that the fidelity mixes come last, so that it meets one vector of them after another.
@@ -42,10 +39,7 @@ def on_columns(flow: LinearFlow, operator: Callable[[Array], Array], columns: Fl
 
 
 def apply_operator(flow: LinearFlow, columns: Floats, *, diffusion: bool = False) -> Floats:
-    """Return A = r (I - P) + phi, or r (I - P), times columns; see `on_columns`.
-
-    With a constraint between free nodes, and 0 elsewhere.
-    """
+    """Return A = r (I - P) + phi, or r (I - P), times columns; with a constraint between free nodes."""
 
     def operator(signal: Array) -> Array:
         signal = flow.free(signal)
@@ -55,10 +49,10 @@ def apply_operator(flow: LinearFlow, columns: Floats, *, diffusion: bool = False
 
 
 def dense_operator(flow: LinearFlow, *, diffusion: bool = False) -> Floats:
-    """Return the matrix of A = r (I - P) + phi, or of r (I - P), shape (N, N), float64; O(N) averages, uncounted.
+    """Return the matrix of A = r (I - P) + phi, or of r (I - P), float64; O(N) averages, uncounted.
 
-    Shape (N D, N D) for A with a fidelity that mixes D channels. Of r (I - P) of a flow that is given by its kernel the
-    diagonal is the sum of the rates of leaving a node: 1 - P_ii has no digits where P_ii is nearly 1.
+    (N, N), or (N D, N D) for A with a fidelity that mixes D channels. The diagonal of r (I - P) is the sum of rates of
+    leaving a node where the kernel tells them: 1 - P_ii has no digits where P_ii is nearly 1.
     """
     matrix = apply_operator(flow, np.eye(_unknowns(flow, diffusion)), diffusion=diffusion)
     by_rates = diffusion and flow.plain and flow.inner.by_nodes and flow.terms.constraint is None
@@ -99,7 +93,7 @@ def extreme(
     matvec: Callable[[Floats], Floats], n: int, which: str, k: int = 1, *, symmetric: bool = False,
     rounding: float = _ROUNDING, relative: float = math.inf, **options: Any,
 ) -> NDArray[Any]:  # fmt: skip
-    """Return k extreme eigenvalues of a matrix that is known by its products; see `extreme_pairs`."""
+    """Return `extreme_pairs` without vectors and residuals."""
     return extreme_pairs(matvec, n, which, k, symmetric=symmetric, rounding=rounding, relative=relative, **options)[0]
 
 
@@ -107,16 +101,15 @@ def extreme_pairs(
     matvec: Callable[[Floats], Floats], n: int, which: str, k: int = 1, *, symmetric: bool = False,
     rounding: float = _ROUNDING, relative: float = math.inf, **options: Any,
 ) -> tuple[NDArray[Any], NDArray[Any], Floats]:  # fmt: skip
-    """Return k extreme eigenvalues of a matrix that is known by its products, by Lanczos or Arnoldi iteration.
+    """Return k extreme eigenvalues of a matrix known by its products, eigenvectors (n, k), and norms of residuals.
 
-    Beside them their eigenvectors, shape (n, k), and the norms of their residuals. `options` are those of SciPy's
-    ``eigsh`` or ``eigs``. The residual of each, computed anew, is at most 10 ``tol``, or `rounding`, times the size of
-    the products, and at most `relative` times the eigenvalue, or at rounding.
+    `options` are those of SciPy's ``eigsh`` or ``eigs``.
 
     Raises
     ------
     NumericalError
-        When the iteration does not converge, or a residual is larger.
+        When the iteration does not converge, or a residual is larger than 10 ``tol`` or `rounding` (of the size of the
+        products), or than `relative` (of the eigenvalue).
     """
     from scipy.sparse.linalg import ArpackError, LinearOperator, eigs, eigsh
 
@@ -185,10 +178,9 @@ def _free(flow: LinearFlow, n: int) -> NDArray[np.bool_]:
 
 
 def largest_eigenvalue(flow: LinearFlow, *, diffusion: bool = False) -> float:
-    """Return the largest eigenvalue of A = r (I - P) + phi for a symmetric flow (of r (I - P) with `diffusion`).
+    """Return the largest eigenvalue of A for a symmetric flow (of r (I - P) with `diffusion`), raised by its tolerance.
 
-    From the symbol of the kernel on periodic and reflecting grids; otherwise dense up to 400 nodes, and beyond by
-    Lanczos iteration to 1e-6 relative, by which it is raised.
+    From the symbol of the kernel, dense up to 400 nodes, or by Lanczos iteration.
     """
     known = _known(flow) if diffusion or _uniform(flow) else None
     if known is not None:
@@ -211,9 +203,7 @@ def largest_eigenvalue(flow: LinearFlow, *, diffusion: bool = False) -> float:
 
 
 def own_eigenvalues(flow: LinearFlow, *, diffusion: bool = False) -> NDArray[Any]:
-    """Return the eigenvalues of an operator of one's own, of which nothing is known beforehand.
-
-    All of them up to 400 unknowns, beyond the six of largest modulus, raised by their tolerance of 1e-3.
+    """Return eigenvalues of an operator of one's own: all up to 400 unknowns, beyond the six of largest modulus.
 
     Raises
     ------
@@ -258,12 +248,9 @@ def check_bounds(flow: LinearFlow) -> None:
 def relaxation_rate(flow: LinearFlow) -> float:
     """Return the rate of the slowest decay towards the flow's limit, |u(t) - u(inf)| ~ exp(-rate t).
 
-    The smallest real part of an eigenvalue of A = r (I - P) + phi, between free nodes where there is a constraint.
-    Otherwise for one fidelity at all nodes constants are left out, which neither the J-flow nor (started from f) the
-    E-flow has to forget: mu_2 + lambda, mu_2 being the spectral gap of r (I - P). So they are in a metric that
-    conserves the mean. From the symbol of the kernel on periodic and reflecting grids; otherwise dense up to 1000
-    nodes, and beyond by Lanczos iteration, or by Arnoldi iteration where P is not symmetric. Where the affinity falls
-    into parts that do not see each other, items of a batch aside, the rate of a J-flow is 0.
+    The smallest real part of an eigenvalue of A, between free nodes. Constants are left out in a metric that conserves
+    the mean, and without a constraint for one fidelity at all nodes, which gives mu_2 + lambda. For a J-flow whose
+    affinity falls into parts that do not see each other, items of a batch aside, it is 0.
 
     Raises
     ------
@@ -351,8 +338,7 @@ def is_told(flow: LinearFlow) -> bool:
 def euler_limit(flow: LinearFlow) -> float:
     """Return the largest stable step of explicit Euler: 2 / rho(A), or min 2 Re(a) / |a|^2 over complex eigenvalues a.
 
-    For non-symmetric flows of more than 400 nodes steps are tried by bisection until the largest modulus of I - dt A
-    (Arnoldi iteration) is 1. Where that iteration does not converge the limit is `LinearFlow.safe_step`.
+    By bisection for non-symmetric flows of more than 400 nodes; `LinearFlow.safe_step` where that does not converge.
     """
     if not flow.plainly_linear:
         return limit_of(own_eigenvalues(flow))

@@ -1,4 +1,4 @@
-"""Tokens on the sphere: layers of self-attention with their norm as a flow, and steps that stay on it."""
+"""Tokens on the sphere: self-attention with norm as a flow, and its steps."""
 
 from __future__ import annotations
 
@@ -79,18 +79,17 @@ class SphereFlow(Flow):
     (Geshkovski, Letrouit, Polyanskiy, Rigollet, arXiv 2305.05465 and 2312.10794.) With k_ij = exp(beta q_i . k_j),
     q = x W_Q and k = x W_K, the weights a_ij are
 
-    - ``softmax``: k_ij / sum_j k_ij, their model SA;
-    - ``none``: k_ij / N, their model USA;
+    - ``softmax``: k_ij / sum_j k_ij;
+    - ``none``: k_ij / N;
     - ``sinkhorn``: the doubly stochastic matrix exp(f_i + g_j) k_ij / N (Sinkformers, arXiv 2110.11773).
 
-    Where W_Q W_K^T = B is symmetric, W_V = c B and nothing is masked, the flow descends `energy`. `RungeKutta` stays on
-    the sphere, since tokens are divided by their lengths at each stage; `GeodesicEuler` and `GeodesicMidpoint` follow
-    great circles. O(N^2 d) time and O(N d) memory for a velocity, O(N^2) with ``sinkhorn``.
+    Where W_Q W_K^T = B is symmetric, W_V = c B and nothing is masked, the flow descends `energy`. O(N^2 d) time and
+    O(N d) memory for a velocity, O(N^2) with ``sinkhorn``.
 
     Parameters
     ----------
     tokens : array_like of shape (N, d), d >= 2
-        What the flow is made for: its kind, N and d count; lengths are 1 (`on_sphere`). `solve` takes the start.
+        Of length 1 (`on_sphere`); they give the dtype and the shape. `solve` takes the start.
     beta : float
         >= 0, the inverse temperature; 1/sqrt(d) in a transformer.
     query_map, key_map : array of shape (d, m), optional
@@ -167,7 +166,7 @@ class SphereFlow(Flow):
 
     @of_signal
     def attention(self, x: Array) -> Array:
-        """Return sum_j a_ij x_j W_V, what attention adds to the tokens, shape (N, d), before it is made tangent."""
+        """Return sum_j a_ij x_j W_V, shape (N, d)."""
         now = self.at(x)
         now.applications += 1
         xp = namespace(x)
@@ -185,12 +184,12 @@ class SphereFlow(Flow):
         return xp.astype(result, x.dtype, copy=False)
 
     def velocity(self, x: Array) -> Array:
-        """Return dx/dt, tangent to the sphere, at the tokens divided by their lengths. One average."""
+        """Return dx/dt, tangent to the sphere, at the tokens divided by their lengths."""
         x = self.held(x)
         return tangent(x, self.attention(x))
 
     def held(self, u: Array) -> Array:
-        """Return the tokens divided by their lengths."""
+        """See `Flow.held`."""
         xp = namespace(u)
         return u / xp.sqrt(xp.sum(u * u, axis=1, keepdims=True))
 
@@ -200,9 +199,9 @@ class SphereFlow(Flow):
 
     @property
     def rate(self) -> float:
-        """Bound of the rate at which tokens that are close together meet: |W_V|, times exp(beta |W_Q W_K^T|) with none.
+        """Bound of the rate at which tokens that are close together meet; infinity where no float holds it.
 
-        Spectral norms; infinity where no float holds it. Explicit steps have to be shorter than 2 / rate.
+        Explicit steps have to be shorter than 2 / rate.
         """
         strength = 1.0 if self.value_map is None else _norm(self.value_map)
         if self.normalization != "none":
@@ -215,7 +214,7 @@ class SphereFlow(Flow):
 
     @property
     def has_energy(self) -> bool:
-        """Whether `energy` is a number: W_V = c W_Q W_K^T, which is symmetric, no mask, and beta > 0."""
+        """Whether W_V = c W_Q W_K^T is symmetric, without a mask, and beta > 0."""
         return self._slope is not None and self._mask is None and self.beta > 0
 
     @of_signal
@@ -244,7 +243,7 @@ class SphereFlow(Flow):
         return Pending(formed, highest, xp.mean(xp.exp(logs - highest)))
 
     def energy(self, u: Array) -> float:
-        """Return what the flow descends: -c E_beta (c E_beta with ``sinkhorn``); NaN where it descends nothing.
+        """Return -c E_beta (c E_beta with ``sinkhorn``), which the flow descends; NaN where it descends nothing.
 
         d/dt energy = -(1/N) sum_i r_i |dx_i/dt|^2, with r_i = 1, for ``softmax`` r_i = sum_j k_ij / N.
         """
@@ -256,7 +255,7 @@ class SphereFlow(Flow):
 
     @property
     def leaves_pending(self) -> bool:
-        """Whether `pending_energy` waits for no device: of softmax and sums, unless `energy` is overridden."""
+        """See `Flow.leaves_pending`."""
         return type(self).energy is SphereFlow.energy and self.normalization != "sinkhorn"
 
     def _pending_energy(self, u: Array) -> Pending | float:
@@ -270,10 +269,10 @@ class SphereFlow(Flow):
     # ---- what is seen of the tokens
 
     def clusters(self, x: Array, cosine: float = 0.99) -> NDArray[np.int64]:
-        """Return the number of the cluster of each token, shape (N,), numbered as they first appear.
+        """Return the number of the cluster of each token, shape (N,), from 0.
 
-        Tokens belong together where a chain of tokens joins them, each with a cosine of at least `cosine` to the next.
-        O(N^2 d) time, O(N) memory.
+        A chain joins the tokens of a cluster, each with a cosine of at least `cosine` to the next. O(N^2 d) time, O(N)
+        memory.
         """
         least = check_number("cosine", cosine, minimum=-1, below=1)
         unit = to_numpy(self.held(self.check_signal("x", x))).astype(np.float64)
@@ -369,12 +368,12 @@ def _slope(query: Array | None, key: Array | None, value: Array | None, like: Ar
 
 
 class SphereStep(FixedStep):
-    """What steps on the sphere share."""
+    """Steps on the sphere."""
 
     takes_constraint = True
 
     def stability_limit(self, flow: Flow) -> float:
-        """Return 2 / the rate at which tokens of a cluster meet (`SphereFlow.rate`); longer steps throw them apart."""
+        """See `Integrator.stability_limit`."""
         return 2 / as_sphere(flow).rate if as_sphere(flow).rate > 0 else math.inf
 
     def unstable(self, flow: Flow, limit: float) -> str:
@@ -386,7 +385,7 @@ class SphereStep(FixedStep):
         )
 
     def check_kind(self, flow: Flow) -> None:
-        """Raise `InputError` for flows that are not on the sphere."""
+        """See `Integrator.check_kind`."""
         if not isinstance(flow, SphereFlow):
             raise InputError(
                 f"integrator: {type(self).__name__} is for a SphereFlow, got {type(flow).__name__}; use RungeKutta()"
@@ -394,7 +393,7 @@ class SphereStep(FixedStep):
 
 
 def as_sphere(flow: Any) -> SphereFlow:
-    """Return the flow as one on the sphere."""
+    """Narrow the type."""
     return cast(SphereFlow, flow)
 
 
@@ -407,10 +406,7 @@ def _unit(xp: Any, x: Array) -> Array:
 
 
 def turned(x: Array, centre: Array, direction: Array, dt: float) -> Array:
-    """Return x after a rotation by the angle dt |v| that carries `centre` towards v = `direction`, tangent there.
-
-    All (N, d). With x = centre it is the exponential map. O(N d).
-    """
+    """Return x after a rotation by the angle dt |v| that carries `centre` towards v = `direction`, tangent there."""
     xp = namespace(x)
     size = _length(xp, direction)
     along = direction / xp.where(size > 0, size, xp.ones_like(size))
@@ -436,8 +432,7 @@ class GeodesicEuler(SphereStep):
 class GeodesicMidpoint(SphereStep):
     """Rotations by the velocity at the midpoint: x <- R(y) x with y = exp_x(dt/2 v(x)); order 2.
 
-    x is turned by dt |v(y)| in the plane of y and v(y), the midpoint rule of the group of rotations (Munthe-Kaas 1998,
-    doi 10.1007/BF02510919). Two averages a step.
+    x is turned by dt |v(y)| in the plane of y and v(y) (Munthe-Kaas 1998, doi 10.1007/BF02510919). Two averages a step.
 
     Parameters
     ----------
@@ -464,10 +459,7 @@ class GeodesicMidpoint(SphereStep):
 
 @underflowing
 class LayerStep(SphereStep):
-    """A layer with residual and norm, x <- (x + dt a) / |x + dt a| with a = sum_j a_ij x_j W_V; order 1.
-
-    Attention as it is, not its tangent part. dt is 1 in a transformer whose residual has no factor.
-    """
+    """A layer with residual and norm, x <- (x + dt a) / |x + dt a| with a = sum_j a_ij x_j W_V; order 1."""
 
     order = 1.0
 

@@ -1,4 +1,4 @@
-"""Systems: signals whose channels diffuse by kernels of their own, and react with each other."""
+"""Systems: signals whose channels diffuse by kernels of their own."""
 
 from __future__ import annotations
 
@@ -27,9 +27,7 @@ from nlflow.functionals.metrics import Metric, as_metric
 class SystemFlow(LinearFlow):
     """A system of D channels, du_c/dt = -sum_c' M_cc' grad J_c'(u_c') + R_c(t, x, u) + g_c(t, x).
 
-    Where M is diagonal it holds the diffusivities, and without terms the flow descends sum_c M_cc J_c(u_c); other
-    entries couple the channels by cross-diffusion. On periodic and reflecting grids with position kernels `ETD2RK`,
-    `ETD4RK` and `IMEX` take the whole linear part by a transform, whatever M is.
+    Without terms and with a diagonal M the flow descends sum_c M_cc J_c(u_c).
 
     Parameters
     ----------
@@ -113,7 +111,7 @@ class SystemFlow(LinearFlow):
 
     @property
     def channels(self) -> int:
-        """D, the number of channels."""
+        """D, their number."""
         return len(self.couplings)
 
     @property
@@ -127,12 +125,12 @@ class SystemFlow(LinearFlow):
         return not self.diagonal
 
     def width(self, *, diffusion: bool = False) -> int:
-        """Return D: no channel moves as another one does."""
+        """See `LinearFlow.width`."""
         del diffusion
         return self.channels
 
     def diffusion(self, v: Array) -> Array:
-        """Return sum_c' M_cc' grad J_c'(v_c'). One average for each functional."""
+        """Return sum_c' M_cc' grad J_c'(v_c')."""
         xp, nodes = namespace(v), self.affinity.domain.shape
         many = xp.reshape(v, (*nodes, -1, self.channels))  # several signals side by side, as matrices are formed
         moved = xp.zeros_like(many)
@@ -169,7 +167,7 @@ class SystemFlow(LinearFlow):
 
     @property
     def safe_step(self) -> float:
-        """A step up to which explicit Euler is stable; 0, not known, where A is not self-adjoint."""
+        """See `LinearFlow.safe_step`; 0, not known, where A is not self-adjoint."""
         bound = self.diffusion_bound()
         return 0.0 if not self.symmetric else 2 / bound if bound > 0 else math.inf
 
@@ -211,13 +209,13 @@ class SystemFlow(LinearFlow):
         return namespace(like).stack([self._mass_of(one.affinity, like) for one in self.functionals], axis=-1)
 
     def mean(self, u: Array) -> Array:
-        """Return the mean of each channel in its measure, which diffusion conserves where M is diagonal."""
+        """Return each channel's mean."""
         means = [f.affinity.mean(u[..., c : c + 1], self.inner.measure) for c, f in enumerate(self.functionals)]
         return namespace(u).concat(means, axis=-1)
 
     @property
     def has_energy(self) -> bool:
-        """Whether there is an energy that falls: M is diagonal, and a reaction has a potential."""
+        """See `Flow.has_energy`."""
         return self.diagonal and self.terms.has_potential
 
     def energy(self, u: Array) -> float:

@@ -1,4 +1,4 @@
-"""The terms of a flow: its reaction, a source, an observed signal that changes with time, and held values."""
+"""The terms of a flow beside its linear part."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class TermError(NumericalError):
 
 
 class Signal:
-    """A signal that may change with time: an array, or a callable of t, or of t and the nodes x of shape (N, m)."""
+    """A signal that may change with time."""
 
     def __init__(self, name: str, given: Any, affinity: Affinity) -> None:
         self.name = name
@@ -83,7 +83,7 @@ class SumOfSignals(Signal):
         self._parts = (first, second)
 
     def at(self, t: float, like: Array | None = None) -> Array:
-        """Return the sum at time t; see `Signal.at`."""
+        """See `Signal.at`."""
         first, second = self._parts
         return first.at(t, like) + second.at(t, like)
 
@@ -94,7 +94,7 @@ def _own(signal: Array) -> Array:
 
 @dataclass(frozen=True)
 class Terms:
-    """What a flow has beside its linear part; `observed` is that of its fidelity, where it changes with time."""
+    """What a flow has beside its linear part."""
 
     reaction: Reaction | None = None
     source: Signal | None = None
@@ -117,13 +117,13 @@ class Terms:
 
     @property
     def tracked(self) -> bool:
-        """Whether a source that stays what it is asks for a gradient."""
+        """Whether a constant source asks for a gradient."""
         source = self.source
         return source is not None and not source.timed and bool(getattr(source.at(0.0), "requires_grad", False))
 
     @property
     def timed(self) -> bool:
-        """Whether one of them depends on time."""
+        """Whether one depends on time."""
         terms = (self.reaction, self.source, self.observed, self.constraint)
         return any(one is not None and one.timed for one in terms)
 
@@ -134,12 +134,12 @@ class Terms:
 
     @property
     def words(self) -> list[str]:
-        """What there is, in words for messages."""
+        """What there is, in words."""
         return [*self.moving, *([] if self.constraint is None else [f"constraint {self.constraint!r}"])]
 
     @property
     def moving(self) -> list[str]:
-        """What there is beside a constraint, in words for messages."""
+        """What there is beside a constraint, in words."""
         return [
             *([] if self.reaction is None else [f"reaction {self.reaction!r}"]),
             *([] if self.source is None else ["source g(t)" if self.source.timed else "source g"]),
@@ -148,7 +148,7 @@ class Terms:
 
     @property
     def has_potential(self) -> bool:
-        """Whether what drives is the gradient of something."""
+        """Whether what drives has a potential."""
         return self.reaction is None or self.reaction.potential is not None
 
     @property
@@ -158,11 +158,11 @@ class Terms:
 
     @property
     def turns(self) -> bool:
-        """Whether slopes of what drives may be complex; see `Reaction.turns`."""
+        """See `Reaction.turns`."""
         return self.reaction is not None and self.reaction.turns
 
     def driving(self, t: float, u: Array) -> Array:
-        """Return R(u) + g(t) where there is a reaction or a source."""
+        """Return R(u) + g(t)."""
         if self.reaction is None:
             assert self.source is not None
             return self.source.at(t, u)
@@ -180,7 +180,7 @@ class Terms:
         return xp.sum(over_channels(measure, u) * total, dtype=xp.float64)
 
     def given(self) -> list[Any]:
-        """Return what tells these terms apart, as `Flow.given` does; `moments` has what changes with time."""
+        """See `Flow.given`."""
         own: list[Any] = list(self.words)
         if self.reaction is not None:
             own += [self.reaction, self.reaction.word()]
@@ -189,13 +189,13 @@ class Terms:
         return own if self.constraint is None else [*own, *self.constraint.given()]
 
     def moments(self, t: float, like: Array) -> list[Array]:
-        """Return the signals that change with time, as they are at t."""
+        """See `Flow.moments`."""
         signals = (self.source, self.observed, self.constraint)
         return [one.at(t, like) for one in signals if one is not None and one.timed]
 
 
 def as_terms(affinity: Affinity, reaction: Any, source: Any, observed: Any = None, constraint: Any = None) -> Terms:
-    """Return the terms that a flow was given, or raise `InputError`."""
+    """Return checked terms."""
     if reaction is not None and not isinstance(reaction, Reaction):
         raise InputError(
             f"reaction: got {type(reaction).__name__}, expected a Reaction, such as AllenCahn() or "

@@ -1,9 +1,4 @@
-"""Trackers that watch an integration, and rules that stop it.
-
-*When* a tracker looks is its `every`, a number of steps (the start and the end are always seen), or its own times:
-`interval` or `at`, where steps then end (these times alone are seen). *What* it does is its `look`. A tracker that
-returns a reason stops the integration.
-"""
+"""Trackers that watch an integration, and rules that stop it."""
 
 from __future__ import annotations
 
@@ -42,10 +37,7 @@ SAME = 1e-12  # relative: times closer than this are one; far above their roundi
 
 
 class Times:
-    """When a tracker looks: after `every` steps, at the start and at the end; or at times of its own.
-
-    These are 0, interval, 2 interval, ... up to the end, or increasing times `at`.
-    """
+    """When a tracker looks: after `every` steps, or at times of its own."""
 
     def __init__(self, every: int = 1, interval: float | None = None, at: ArrayLike | None = None) -> None:
         self.every = check_integer("every", every, minimum=1)
@@ -58,7 +50,7 @@ class Times:
 
     @property
     def own(self) -> bool:
-        """Whether there are times of its own, rather than numbers of steps."""
+        """Whether there are times of its own."""
         return self.interval is not None or self.at is not None
 
     def check(self, end: float, whole: str | None) -> None:
@@ -81,7 +73,7 @@ class Times:
                 )
 
     def after(self, t: float) -> float:
-        """Return the first of its own times that is later than t; infinity where there is none."""
+        """Return the first of its own times after t; infinity where there is none."""
         least = t * (1 + SAME)
         if self.interval is not None:
             number = math.floor(t / self.interval)
@@ -92,7 +84,7 @@ class Times:
         return float(later[0]) if later.size else math.inf
 
     def due(self, steps: int, t: float) -> bool:
-        """Whether to look after so many steps, at time t."""
+        """Whether to look."""
         if self.interval is not None:
             return abs(round(t / self.interval) * self.interval - t) <= SAME * t
         if self.at is not None:
@@ -100,14 +92,14 @@ class Times:
         return steps % self.every == 0
 
     def words(self) -> str:
-        """Return its own times in words, which tell a run from others; empty where there are none."""
+        """Return its own times in words, empty where there are none."""
         if self.interval is not None:
             return f"interval={self.interval!r}"
         return "" if self.at is None else f"at={self.at.tolist()!r}"
 
 
 def increasing(name: str, given: Any) -> NDArray[np.float64]:
-    """Return times that increase, or raise `InputError`."""
+    """Return increasing times, or raise `InputError`."""
     times = check_floats(name, given, ndim=1)
     if times[0] < 0 or np.any(np.diff(times) <= 0):
         raise InputError(f"{name}: got {times.tolist()[:6]}, expected increasing times >= 0")
@@ -134,7 +126,6 @@ class Tracker(ABC):
     Attributes
     ----------
     times : nlflow.flows.trackers.Times
-        When it looks.
     """
 
     name: str = ""
@@ -162,7 +153,7 @@ class Tracker(ABC):
         """Drop what was collected after t."""
 
     def during(self, t: float, share: float) -> None:  # noqa: B027  # a hook
-        """Hear which share of the step from t is done, of flows whose steps are long."""
+        """Hear which share of the step from t is done."""
 
     def finish(self) -> None:  # noqa: B027  # a hook
         """Tidy up; called however the integration ends."""
@@ -213,7 +204,7 @@ class Energy(_Series):
     name = "energy"
 
     def start(self, flow: Flow, u: Array, t: float, end: float) -> None:
-        """Begin a new series; raise `InputError` for a flow without an energy."""
+        """See `Tracker.start`."""
         if not flow.has_energy:
             raise InputError(
                 f"trackers: Energy needs a flow that descends a functional, got {flow!r}, which has none, as where "
@@ -226,7 +217,7 @@ class Energy(_Series):
         return not flow.leaves_pending
 
     def look(self, flow: Flow, u: Array, t: float) -> str | None:
-        """Add the energy at t."""
+        """See `Tracker.look`."""
         self._add(t, flow.pending_energy(u))
         return None
 
@@ -237,7 +228,7 @@ class DistanceToConstant(_Series):
     name = "distance"
 
     def look(self, flow: Flow, u: Array, t: float) -> str | None:
-        """Add the distance at t."""
+        """See `Tracker.look`."""
         self._add(t, flow.pending_distance(u))
         return None
 
@@ -261,7 +252,7 @@ class Callback(Tracker):
         self.function = function
 
     def look(self, flow: Flow, u: Array, t: float) -> str | None:
-        """Call the function."""
+        """See `Tracker.look`."""
         answer = self.function(t, u, flow)
         if isinstance(answer, str):
             return answer or None
@@ -271,7 +262,7 @@ class Callback(Tracker):
 
 
 class Progress(Tracker):
-    """Progress bar of flow time on stderr, about once a second."""
+    """Progress bar on stderr."""
 
     name = "progress"
 
@@ -281,7 +272,7 @@ class Progress(Tracker):
         self._bar: Any = None
 
     def start(self, flow: Flow, u: Array, t: float, end: float) -> None:
-        """Open the bar."""
+        """See `Tracker.start`."""
         self._origin = t
         self._bar = bar(
             total=end - t, desc=self.label, unit="t", mininterval=1.0,
@@ -294,18 +285,18 @@ class Progress(Tracker):
         return False
 
     def look(self, flow: Flow, u: Array, t: float) -> str | None:
-        """Move the bar to t."""
+        """See `Tracker.look`."""
         self._bar.update(max(t - self._origin - self._bar.n, 0))
         return None
 
     def finish(self) -> None:
-        """Close the bar."""
+        """See `Tracker.finish`."""
         if self._bar is not None:
             self._bar.close()
 
 
 def check_place(path: Path, *, folders: bool) -> None:
-    """Raise `InputError` where the folder is missing or not writable; `folders` says whether a folder may be there."""
+    """Raise `InputError` where a file cannot be written; `folders` says whether a folder may be there."""
     folder = path.absolute().parent
     if not folder.is_dir() or not os.access(folder, os.W_OK) or (path.is_dir() and not folders):
         raise InputError(f"path: got {str(path)!r}, expected a file in a folder that exists and can be written")
@@ -317,7 +308,7 @@ _SHARE = 0.02  # of the time of a run, at most, goes into checkpoints
 class Checkpoint(Tracker):
     """Write a checkpoint from which ``solve(..., resume=path)`` goes on to the same result.
 
-    The one before it is kept as ``<path>.previous``, and is used where the newer one cannot be read.
+    The one before it is kept as ``<path>.previous``.
 
     Parameters
     ----------
@@ -352,7 +343,7 @@ class Checkpoint(Tracker):
         self._lock = ExitStack()
 
     def start(self, flow: Flow, u: Array, t: float, end: float) -> None:
-        """Raise `InputError` when the file could not be written, before any work is done."""
+        """Raise `InputError` early when the file could not be written."""
         check_place(self.path, folders=False)
         self._together(flow, lambda: self._lock.enter_context(locked(self.path, "path")))
 
@@ -425,7 +416,7 @@ def _largest(values: Array) -> float:
 class SteadyState(Tracker):
     """Stop when the flow has come to rest: rms of du/dt at most ``rtol`` times that at the start, or ``atol``.
 
-    A start at rest, as a minimizer that was computed, ends at once. One velocity a look.
+    One velocity a look.
     """
 
     name = "steady_state"
@@ -508,7 +499,7 @@ class DiscrepancyPrinciple(Tracker):
         self.factor = check_number("factor", factor, minimum=0)
 
     def start(self, flow: Flow, u: Array, t: float, end: float) -> None:
-        """Raise `InputError` when the observed signal is not shaped like the flow's."""
+        """See `Tracker.start`."""
         if tuple(self.observed.shape) != tuple(u.shape):
             raise InputError(f"observed: got shape {tuple(self.observed.shape)}, expected {tuple(u.shape)}, that of u")
 

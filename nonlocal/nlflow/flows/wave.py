@@ -25,17 +25,12 @@ _DENSE = 400  # nodes up to which the operator is a matrix
 class WaveFlow(SecondOrder):
     """Flow of second order, rho u'' = -grad - rho gamma u': peridynamic bars and plates, wave equations on graphs.
 
-    The force -grad is the velocity of a gradient flow, with all of its terms: in the L2 metric rho u'' = -Lu + b(t) -
-    rho gamma u' with a source b, Klein-Gordon and sine-Gordon equations with a reaction, bars on springs with a
-    fidelity, held ends with a constraint. (Silling 2000, doi 10.1016/S0022-5096(99)00029-0; Silling, Zimmermann and
-    Abeyaratne 2003, doi 10.1023/B:ELAS.0000029931.03844.4f.)
-
+    -grad is the velocity of a gradient flow, with all of its terms (Silling 2000, doi 10.1016/S0022-5096(99)00029-0).
     The state is a signal of shape ``domain.shape + (2 D,)``: D channels of displacement, then D of velocity. `state`
-    makes one, `displacement` and `speed_of` take it apart, also ``Solution.u``. One channel of displacement is of shape
-    ``domain.shape`` for the gradient flow: its source, its observed signal and its constraint have that shape.
+    makes one, `displacement` and `speed_of` take it apart, also ``Solution.u``. One channel of displacement has the
+    shape ``domain.shape`` in the gradient flow and its terms.
 
-    The energy 1/2 sum_i m_i rho_i |v_i|^2 + E(u) stays as it is without damping where nothing depends on time; m is w,
-    or w d in the degree metric, and E is the energy of the gradient flow.
+    The energy is 1/2 sum_i m_i rho_i |v_i|^2 + E(u), where m is w, or w d in the degree metric.
 
     Parameters
     ----------
@@ -138,7 +133,7 @@ class WaveFlow(SecondOrder):
         return result
 
     def held(self, u: Array) -> Array:
-        """Return the state with the displacements that a constraint gives, and velocity 0 there."""
+        """See `Flow.held`."""
         if self.flow.terms.constraint is None:
             return u
         displacement, velocity = self.parts(u)
@@ -149,7 +144,7 @@ class WaveFlow(SecondOrder):
         return self.flow.held(displacement)
 
     def acceleration(self, displacement: Array) -> Array:
-        """Return u'' at a displacement without damping."""
+        """See `SecondOrder.acceleration`."""
         force = self.flow.velocity(displacement)
         return force / over_channels(_like(self.density, force), force)
 
@@ -164,7 +159,7 @@ class WaveFlow(SecondOrder):
         return over_channels(_like(kept, like), like), over_channels(_like(gained, like), like)
 
     def velocity(self, u: Array) -> Array:
-        """Return the velocity and the acceleration of a state."""
+        """See `Flow.velocity`."""
         displacement, v = self.parts(u)
         gained = self.acceleration(displacement)
         return self.joined(v, gained - over_channels(_like(self.damping, v), v) * v)
@@ -178,12 +173,12 @@ class WaveFlow(SecondOrder):
 
     @property
     def functional(self) -> Any:
-        """The functional of the gradient flow, the potential energy without that of its terms."""
+        """See `Flow.functional`."""
         return self.flow.functional
 
     @property
     def has_energy(self) -> bool:
-        """Whether `energy` is a number."""
+        """See `Flow.has_energy`."""
         return self.flow.has_energy and self.flow.inner.by_nodes
 
     def energy(self, u: Array) -> float:
@@ -213,7 +208,7 @@ class WaveFlow(SecondOrder):
         return self.flow.moments(t, self.displacement(like))
 
     def largest_frequency(self) -> float:
-        """Return the root of the largest eigenvalue of A / rho, A being the linear part of the force, self-adjoint."""
+        """Return the root of the largest eigenvalue of A / rho."""
         if isinstance(self.density, float):
             return math.sqrt(largest_eigenvalue(self.flow) / self.density)
         density = self.density.ravel()
@@ -229,7 +224,7 @@ class WaveFlow(SecondOrder):
         return math.sqrt(float(np.abs(found[0]))) * (1 + 1e-6)
 
     def fastest(self) -> float:
-        """Return the largest frequency, which a reaction raises; NaN where slopes are not known or may be complex."""
+        """See `SecondOrder.fastest`."""
         real = self.flow.symmetric or not self.flow.inner.by_nodes  # else waves may grow of themselves
         if not (real and is_told(self.flow)):
             return math.nan
@@ -366,9 +361,9 @@ class WaveExponential(Integrator):
         u(t) = u + S(t) v + R(t) a_0,    v(t) = S'(t) v + S(t) a_0,
         S = exp(-gamma t / 2) sin(omega t) / omega,    R = integral of S from 0 to t
 
-    By a transform where `Exponential` takes one and the density is one number, else by Chebyshev expansions, whose
-    averages grow like t omega_max / 2. What is at rest stays at rest. From one output time to the next in one step. A
-    source or a constraint that depends on time, a reaction, and a damping that differs between nodes are refused.
+    By a transform where `Exponential` takes one and the density is one number, else by Chebyshev expansions, about
+    t omega_max / 2 averages. A source or a constraint that depends on time, a reaction, and a damping that differs
+    between nodes are refused.
 
     Parameters
     ----------
@@ -385,12 +380,12 @@ class WaveExponential(Integrator):
         self.tol = None if tol is None else check_number("tol", tol, minimum=0, strict=True)
 
     def stability_limit(self, flow: Flow) -> float:
-        """Return infinity."""
+        """See `Integrator.stability_limit`."""
         del flow
         return math.inf
 
     def check_kind(self, flow: Flow) -> None:
-        """Raise `InputError` for flows that are not linear, that depend on time, or whose damping differs."""
+        """See `Integrator.check_kind`."""
         wave = _as_wave(flow, self)
         linear = wave.flow
         advice = "use StoermerVerlet(dt)"

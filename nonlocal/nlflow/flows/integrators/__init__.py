@@ -1,4 +1,4 @@
-"""Time discretizations of a flow, one family a module. Each declares its `order` and its `stability_limit`."""
+"""Time discretizations of a flow."""
 
 from nlflow.flows.integrators.base import Integrator, StepFailureError
 from nlflow.flows.integrators.exponential import ETD2RK, ETD4RK, Exponential

@@ -1,8 +1,4 @@
-"""The contract of an integrator.
-
-An integrator takes the signal from t towards a target time and says where it arrived. What it remembers between steps
-it keeps in the dictionary handed to it, which goes into checkpoints.
-"""
+"""The contract of an integrator."""
 
 from __future__ import annotations
 
@@ -23,23 +19,22 @@ SLACK = 1 + 1e-9
 
 
 class StepFailureError(ArithmeticError):
-    """No step of any length meets the tolerance; the message says what to change. `solve` turns it into a status."""
+    """No step of any length meets the tolerance."""
 
 
 class Integrator(ABC):
-    """Contract of an integrator; `nlflow.testing.check_integrator` runs what is promised here.
+    """Contract of an integrator, which `nlflow.testing.check_integrator` checks.
 
     Attributes
     ----------
     order : float
         Order of accuracy in the step, for frozen kernels and for kernels that follow the signal; infinity for the exact
-        exponential. See `order_for`.
+        exponential.
     takes_time : bool
         Whether the method asks for the velocity of each stage at its own time (`Flow.when`), as a source that changes
         with time needs it.
     takes_constraint : bool
-        Whether every stage sees the values that a constraint gives: where velocities are asked of the flow it does, and
-        linear pieces are split (`LinearFlow.free`, `LinearFlow.drawn`). The time loop sets them at the end of a step.
+        Whether every stage sees the values that a constraint gives. The time loop sets them at the end of a step.
     takes_noise : bool
         Whether the method steps with the noise of a flow (`Flow.noise`). It counts its draws in ``memory["draws"]``.
     strong_order, weak_order : float
@@ -48,10 +43,9 @@ class Integrator(ABC):
     strong_order_additive : float
         Order of paths where the strength does not depend on the signal.
     unit_steps : bool
-        Whether the method has no step size: every step is one layer, and times are whole numbers.
+        Whether every step is one layer, and times are whole numbers.
     keeps_limit : bool
-        Whether the method itself keeps its steps within its `stability_limit`. Steps of others are looked at by the
-        time loop, before the first where they have one length, otherwise after each.
+        Whether the method keeps its steps within its `stability_limit`; otherwise the time loop checks them.
     called : str
         What messages call the method; the name of its class by default.
     longer : str
@@ -76,7 +70,7 @@ class Integrator(ABC):
         return 1.0 if self.unit_steps else None
 
     def order_for(self, flow: Flow) -> float:
-        """Return the order that the method has for `flow`: 1 at most where a kernel is held for ``every`` > 1 steps."""
+        """Return the order for `flow`: 1 at most where a kernel is held for ``every`` > 1 steps."""
         return min(self.order, 1.0) if flow.evolving and flow.every > 1 else self.order
 
     @abstractmethod
@@ -101,17 +95,20 @@ class Integrator(ABC):
         """Raise `InputError` when the method cannot integrate `flow`, whatever its step."""
 
     def check(self, flow: Flow) -> None:
-        """Raise `InputError` when the method cannot integrate `flow`, `StabilityError` when its step is too long."""
+        """Raise what `check_kind` raises, and `StabilityError` when the step is too long."""
         self.check_kind(flow)
         check_stable(flow, self)
 
     def velocity_of(self, flow: Flow, u: Array) -> Array:
-        """Return du/dt as the method takes it, from pieces of the flow where it is made of them."""
+        """Return du/dt as the method takes it."""
         return flow.velocity(u)
 
     @abstractmethod
     def advance(self, flow: Flow, u: Array, t: float, target: float, memory: dict[str, Any]) -> tuple[Array, float]:
-        """Return the signal after one step and the time reached, at most `target`."""
+        """Return the signal after one step and the time reached, at most `target`.
+
+        `memory` holds what the method remembers between steps, and goes into checkpoints.
+        """
 
     def __repr__(self) -> str:
         values = ", ".join(f"{k}={v!r}" for k, v in sorted(vars(self).items()) if v is not None)
@@ -119,7 +116,7 @@ class Integrator(ABC):
 
 
 class Around(Integrator):
-    """An integrator around another one, whose order, limit and velocity it has.
+    """An integrator around another one.
 
     Parameters
     ----------
@@ -130,30 +127,30 @@ class Around(Integrator):
 
     @property
     def order(self) -> float:  # type: ignore[override]  # a field in the contract, that of the method here
-        """That of the method."""
+        """See `Integrator.order`."""
         return self.integrator.order
 
     @property
     def takes_time(self) -> bool:  # type: ignore[override]
-        """That of the method."""
+        """See `Integrator.takes_time`."""
         return self.integrator.takes_time
 
     @property
     def takes_constraint(self) -> bool:  # type: ignore[override]
-        """That of the method."""
+        """See `Integrator.takes_constraint`."""
         return self.integrator.takes_constraint
 
     def stability_limit(self, flow: Flow) -> float:
-        """Return that of the method."""
+        """See `Integrator.stability_limit`."""
         return self.integrator.stability_limit(flow)
 
     def velocity_of(self, flow: Flow, u: Array) -> Array:
-        """Return that of the method."""
+        """See `Integrator.velocity_of`."""
         return self.integrator.velocity_of(flow, u)
 
 
 def check_stable(flow: Flow, integrator: Integrator) -> None:
-    """Raise `StabilityError` where steps of one length are above the limit that the method declares."""
+    """Raise `StabilityError` for steps of one length above the limit."""
     if integrator.length is None or integrator.surely_stable(flow):
         return
     limit = integrator.stability_limit(flow)
@@ -169,10 +166,7 @@ def check_admitted(flow: Flow, integrator: Integrator) -> None:
 
 
 def check_same_flow(flow: Flow, integrator: Integrator, u: Array) -> None:
-    """Raise `InputError` where the pieces that an integrator is made of are not those of `velocity`.
-
-    At a signal like `u`, of flows that override a piece.
-    """
+    """Raise `InputError` where a flow's pieces do not make its `velocity`, at a signal like `u`."""
     if not isinstance(flow, LinearFlow) or (flow.plain and flow.inner.by_nodes):
         return
     counted = flow.applications
@@ -201,7 +195,7 @@ def _like(flow: LinearFlow, u: Array) -> Array:
 
 
 def check_made_of(flow: Flow, piece: str, integrator: Integrator) -> None:
-    """Raise `InputError` where an integrator that is made of a linear piece would leave out a part of the flow."""
+    """Raise `InputError` where an integrator made of a linear piece would leave out a part of the flow."""
     linear = as_linear(flow)
     beside = linear.moving + ([] if integrator.takes_constraint else linear.terms.words[len(linear.terms.moving) :])
     if beside:
@@ -220,14 +214,14 @@ def check_made_of(flow: Flow, piece: str, integrator: Integrator) -> None:
 
 
 def symmetry_of(flow: LinearFlow) -> str:
-    """Return what has to be symmetric, and is not, in words for messages."""
+    """Return what has to be symmetric, and is not, in words."""
     if not flow.affinity.symmetric:
         return "a symmetric affinity"
     return f"a linear part that is self-adjoint in the metric of the flow, which it is not in {flow.inner.name!r}"
 
 
 def check_terms(flow: Flow, integrator: Integrator) -> None:
-    """Raise `InputError` where a flow has noise, depends on time or is held, and an integrator would not see it."""
+    """Raise `InputError` for noise, time and constraints that an integrator would not see."""
     if flow.noise is not None and not integrator.takes_noise:
         raise InputError(
             f"integrator: {type(integrator).__name__} takes no noise and would leave it out, got a flow with "
@@ -248,9 +242,9 @@ def check_terms(flow: Flow, integrator: Integrator) -> None:
 
 
 def explicit_limit(flow: Flow, *, free: bool = False) -> float:
-    """Return the limit of explicit Euler for the linear part, 2 / rho, shortened by a reaction: 2 / (rho + bound).
+    """Return the limit of explicit Euler, 2 / (rho + bound of the reaction); NaN where slopes are not known.
 
-    NaN where the flow has more, of which no slope is known. With `free` a lower limit that costs nothing.
+    With `free` a lower limit that costs nothing.
     """
     linear = as_linear(flow)
     if not is_told(linear):

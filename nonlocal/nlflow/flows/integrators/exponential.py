@@ -1,7 +1,4 @@
-"""Exponential integrators: the exact solution of frozen symmetric flows, and Runge-Kutta steps beside it.
-
-Functions of the linear part A are Chebyshev expansions, or transforms where one diagonalizes A.
-"""
+"""Exponential integrators: the exact solution of frozen symmetric flows, and Runge-Kutta steps beside it."""
 
 from __future__ import annotations
 
@@ -35,18 +32,15 @@ def chebyshev_coefficients(
     *,
     phase: Callable[[Floats], Floats] | None = None,
 ) -> tuple[Floats, float]:
-    """Return Chebyshev coefficients of `function` on [low, high], and a bound of what they leave out.
+    """Return the shortest Chebyshev expansion of `function` on [low, high], and a bound of what it leaves out.
 
-    The shortest expansion whose remainder, the sum of the moduli of all further coefficients, is at most `tol`. Since
-    |T_k| <= 1 on the interval, the remainder bounds the error for operators with their spectrum there, in the norm in
-    which they are self-adjoint (Trefethen, Approximation Theory and Approximation Practice, ch. 8). It includes
-    coefficients at the rounding of the samples, so it may be above `tol` where `tol` asks for more than float64 has.
-    Roundings of samples grow with `phase`.
+    The bound, the sum of the moduli of all further coefficients, is `tol` or rounding (Trefethen, Approximation Theory
+    and Approximation Practice, ch. 8). `phase` is what the function's rounding grows with.
 
     Raises
     ------
     NumericalError
-        When `most` samples do not reach `tol`: the time span is too long for a polynomial.
+        When `most` samples do not reach `tol`.
     """
     n = 32
     while n <= most:
@@ -93,10 +87,7 @@ def _misfit(function: Callable[[Floats], NDArray[Any]], low: float, high: float,
 def chebyshev_sums(
     operator: Callable[[Array], Array], v: Array, low: float, high: float, coefficients: Sequence[Floats]
 ) -> list[Array]:
-    """Return sum_k c_k T_k(A') v for each list of coefficients; A' is A mapped from [low, high] to [-1, 1].
-
-    One application of the operator for each degree, shared by all lists.
-    """
+    """Return sum_k c_k T_k(A') v for each list of coefficients; A' is A mapped from [low, high] to [-1, 1]."""
     degree = max(len(c) for c in coefficients) - 1
     centre, half = (high + low) / 2, (high - low) / 2
 
@@ -115,27 +106,17 @@ def chebyshev_sums(
 
 @underflowing
 class Exponential(Integrator):
-    r"""Exact solution of a frozen symmetric flow by Chebyshev expansion of the exponential.
+    r"""Exact solution of a frozen symmetric flow, u(t) = exp(-tA) u_0 + psi(A) phi f with psi(a) = (1 - exp(-ta)) / a.
 
-    u(t) = exp(-tA) u_0 + psi(A) phi f with psi(a) = (1 - exp(-ta)) / a, expanded in Chebyshev polynomials on the
-    interval that holds the spectrum. The number of averages grows like sqrt(t rho log(1/tol)), and the error in the
-    flow's norm is at most the sum of the coefficients left out. Goes from one output time to the next in one step; one
-    that is too long for an expansion of half a million terms ends the run, as a failed step. (Hochbruck and Lubich
-    1997, doi 10.1137/S0036142995280572.)
-
-    Of NumPy arrays on periodic and reflecting grids with a position kernel and one fidelity a transform and one back
-    take their place, whatever t is.
+    By a transform for NumPy arrays on periodic and reflecting grids with a position kernel and one fidelity; otherwise
+    by a Chebyshev expansion, about sqrt(t rho log(1/tol)) averages (Hochbruck and Lubich 1997, doi
+    10.1137/S0036142995280572). A span between outputs that is too long for an expansion ends the run as a failed step.
 
     Parameters
     ----------
     tol : float, optional
-        Bound of the error relative to the larger of |u_0| and |f|, root mean square in the flow's measure, at each
-        step. 1e-12 in float64 and 1e-6 in float32 by default. Rounding adds to it.
-
-    Notes
-    -----
-    What a J-flow conserves, sum w u (L2) or sum w d u (degree), is kept to 2 (N + 16) eps max |u_0| for N nodes,
-    whatever t is, for each channel and each item of a `Batch`.
+        Bound of the error of each step relative to the larger of |u_0| and |f|, root mean square in the flow's measure,
+        rounding aside. 1e-12 in float64 and 1e-6 in float32 by default.
     """
 
     order = math.inf
@@ -146,7 +127,7 @@ class Exponential(Integrator):
         self.tol = None if tol is None else check_number("tol", tol, minimum=0, strict=True)
 
     def stability_limit(self, flow: Flow) -> float:
-        """Return infinity."""
+        """See `Integrator.stability_limit`."""
         del flow
         return math.inf
 
@@ -156,7 +137,7 @@ class Exponential(Integrator):
         return linear.drawn(0 * u) - linear.on_free(linear.free(u))
 
     def check_kind(self, flow: Flow) -> None:
-        """Raise `InputError` for evolving and for non-symmetric flows, and for those that are more than linear."""
+        """See `Integrator.check_kind`."""
         as_linear(flow)
         if flow.evolving:
             raise InputError("integrator: Exponential needs a frozen kernel; use RungeKutta() or SemiImplicit()")
@@ -170,7 +151,7 @@ class Exponential(Integrator):
 
     @staticmethod
     def knows(flow: Flow) -> bool:
-        """Whether the flow is one whose exact solution this is."""
+        """Whether this solves the flow."""
         if not isinstance(flow, LinearFlow) or not flow.symmetric or flow.evolving:
             return False
         return not (flow.moving or flow.timed or flow.overridden("linear"))
@@ -255,22 +236,18 @@ def _expansion(k: int, step: float, low: float, high: float, tol: float) -> Floa
 
 
 class ExponentialStep(SplitStep):
-    """What exponential Runge-Kutta steps share: du/dt = -A u + N(u, t), exact in A for any step.
-
-    N is `LinearFlow.drawn`. A subclass defines `step` from it and `applied`, for the part of the signal that is free of
-    a constraint.
-    """
+    """Base of exponential Runge-Kutta steps: du/dt = -A u + N(u, t), exact in A; N is `LinearFlow.drawn`."""
 
     self_adjoint = True
 
     def check_kind(self, flow: Flow) -> None:
-        """Raise `InputError` for flows that the step cannot split, or whose spectrum is not where it is said to be."""
+        """See `Integrator.check_kind`."""
         super().check_kind(flow)
         _check_own(as_linear(flow))
 
     @staticmethod
     def applied(flow: LinearFlow, v: Array, *functions: tuple[int, float]) -> list[Array]:
-        """Return h phi_k(-h A) v for each (k, h): transforms of it, or by one Chebyshev recurrence; see `back`."""
+        """Return h phi_k(-h A) v for each (k, h), or its image; see `back`."""
         if modes := modes_of(flow, v):
             image = modes.forward(v)
             return [modes.phi(k, h, image) for k, h in functions]
@@ -285,19 +262,19 @@ class ExponentialStep(SplitStep):
 
     @staticmethod
     def rest(flow: LinearFlow, u: Array) -> Array:
-        """Return N at u, or its image; see `reached`."""
+        """Return N at u, or its image."""
         modes = _moving_modes(flow, u)
         return flow.drawn(u) if modes is None else modes.moved(modes.forward(flow.beside(u)))
 
     @staticmethod
     def slope(flow: LinearFlow, rest: Array, u: Array) -> Array:
-        """Return N - A u, or its image, from what `rest` returns."""
+        """Return N - A u, or its image, from `rest`."""
         modes = _moving_modes(flow, u)
         return rest - (flow.on_free(u) if modes is None else modes.linear(modes.forward(u)))
 
     @classmethod
     def reached(cls, flow: LinearFlow, part: Array, like: Array, *functions: tuple[int, float]) -> list[Array]:
-        """Return h phi_k(-h A) of what `rest` and `slope` return for each (k, h), for `back`."""
+        """Return h phi_k(-h A) of a `rest` or `slope` for each (k, h)."""
         modes = _moving_modes(flow, like)
         if modes is None:
             return cls.applied(flow, part, *functions)
@@ -305,7 +282,7 @@ class ExponentialStep(SplitStep):
 
     @staticmethod
     def back(flow: LinearFlow, image: Array, like: Array) -> Array:
-        """Return the signal that a sum of what `applied` returns stands for."""
+        """Return the signal of an image."""
         modes = modes_of(flow, like)
         moved = image if modes is None else modes.back(image, like.dtype)
         return flow.without_mean(moved) if flow.inner.conserves and flow.conserves_mean else moved
@@ -318,7 +295,7 @@ def _moving_modes(flow: LinearFlow, like: Array) -> Modes | None:
 
 
 def modes_of(flow: LinearFlow, v: Array) -> Modes | None:
-    """Return the modes of A that a transform gives for signals like `v`, None where there is none."""
+    """Return the modes of A that a transform gives for signals like `v`, or None."""
     return flow.modes if is_numpy(v) and flow.terms.constraint is None else None
 
 
@@ -326,21 +303,17 @@ def modes_of(flow: LinearFlow, v: Array) -> Modes | None:
 class ETD2RK(ExponentialStep):
     """Exponential time differencing of order 2, exact in the linear part of a frozen symmetric flow.
 
-    (Cox and Matthews 2002, doi 10.1006/jcph.2002.6995, eq. 22.) With N = phi f + R(u) + g(t)::
+    With N = phi f + R(u) + g(t) (Cox and Matthews 2002, doi 10.1006/jcph.2002.6995, eq. 22)::
 
         a  = u + h phi_1(-hA) (N(u, t) - A u)
         u' = a + h phi_2(-hA) (N(a, t + h) - N(u, t))
 
-    No step is too long for the diffusion or the fidelity; a reaction whose slope is at most b asks for h <= 2 / b. What
-    is at rest stays at rest. A flow with a source that does not change is exact.
-
-    phi_k(-h A) takes a transform and one back where `Exponential` does. Elsewhere it is a Chebyshev expansion, whose
-    averages grow like sqrt(h rho), rho being the bound of A.
+    A step takes transforms where `Exponential` does, elsewhere about sqrt(h rho) averages, rho being the bound of A.
 
     Parameters
     ----------
     dt : float
-        Step.
+        Step; a reaction whose slope is at most b asks for dt <= 2 / b.
 
     Examples
     --------
@@ -368,11 +341,15 @@ class ETD2RK(ExponentialStep):
 
 @underflowing
 class ETD4RK(ExponentialStep):
-    """Exponential time differencing of order 4, exact in the linear part of a frozen symmetric flow.
+    """Exponential time differencing of order 4, exact in the linear part; see `ETD2RK`.
 
-    Krogstad's four stages (Krogstad 2005, doi 10.1016/j.jcp.2004.08.006), with a step `dt`, as `ETD2RK` otherwise. A
-    reaction whose slope is at most b asks for h <= 2.7 / b. Where h rho is large the order may fall (Hochbruck and
-    Ostermann 2005, doi 10.1137/040611434).
+    By Krogstad's stages (2005, doi 10.1016/j.jcp.2004.08.006). Where dt rho is large the order may
+    fall (Hochbruck and Ostermann 2005, doi 10.1137/040611434).
+
+    Parameters
+    ----------
+    dt : float
+        Step; a reaction whose slope is at most b asks for dt <= 2.7 / b.
     """
 
     order = 4.0

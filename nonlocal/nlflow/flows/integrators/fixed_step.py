@@ -1,4 +1,4 @@
-"""Steps of one length: explicit Euler, the semi-implicit step, and the layers that are steps of length 1."""
+"""Steps of one length: explicit Euler, the semi-implicit step, and layers."""
 
 from __future__ import annotations
 
@@ -17,9 +17,8 @@ from nlflow.flows.spectrum import euler_limit, is_told, largest_eigenvalue, limi
 class FixedStep(Integrator):
     """Integrator with steps of one length, the last before a target shortened to meet it.
 
-    A subclass defines `step`, its ``order`` and its `stability_limit`, to which it is held; `check_kind` refuses flows
-    that it cannot integrate. `step` gets the flow of the moment at which it begins, ``flow.time``; a stage at another
-    moment is asked of ``flow.when(flow.time + c * dt)``, and then ``takes_time`` may be True.
+    A subclass defines `step`, its ``order`` and its `stability_limit`. `step` gets the flow of the moment at which it
+    begins; a stage at another moment asks ``flow.when(flow.time + c * dt)``, and then ``takes_time`` may be True.
 
     Parameters
     ----------
@@ -55,7 +54,7 @@ class FixedStep(Integrator):
 
 
 class SplitStep(FixedStep):
-    """What steps share that treat the linear part A of a flow by itself, and the rest by explicit stages.
+    """Base of steps that treat the linear part A by itself, and the rest by explicit stages.
 
     Attributes
     ----------
@@ -71,10 +70,7 @@ class SplitStep(FixedStep):
     self_adjoint = False
 
     def stability_limit(self, flow: Flow) -> float:
-        """Return the reach over the bound of the reaction's slope, infinity without a reaction.
-
-        NaN, not known, with a reaction in a metric that is not by nodes.
-        """
+        """Return the reach over the bound of the reaction's slope; NaN where that is not known."""
         linear = as_linear(flow)
         bound = linear.terms.bound
         if not is_told(linear):
@@ -90,7 +86,7 @@ class SplitStep(FixedStep):
         return linear.drawn(part) - linear.on_free(part)
 
     def check_kind(self, flow: Flow) -> None:
-        """Raise `InputError` for flows that the step cannot split."""
+        """See `Integrator.check_kind`."""
         name, linear = type(self).__name__, as_linear(flow)
         if linear.evolving:
             raise InputError(f"integrator: {name} needs a frozen kernel; use RungeKutta()")
@@ -110,13 +106,12 @@ class SplitStep(FixedStep):
 class ExplicitEuler(FixedStep):
     """Explicit Euler, ``u + dt du/dt``; order 1, stable for dt < 2 / (rho(A) + the bound of a reaction).
 
-    In the L2 metric rho(A) <= lambda + 2 max d, and lambda + max d for positive definite kernels. The limit is NaN, not
-    known, where `velocity` is overridden without `linear`, and for a reaction that turns (`Reaction.turns`).
+    In the L2 metric rho(A) <= lambda + 2 max d, and lambda + max d for positive definite kernels.
 
     Parameters
     ----------
     dt : float
-        Step; refused above the limit.
+        Step; refused above the limit where that is known.
     """
 
     order = 1.0
@@ -126,7 +121,7 @@ class ExplicitEuler(FixedStep):
     longer = "Exponential() or RungeKutta()"
 
     def stability_limit(self, flow: Flow) -> float:
-        """Return 2 / (rho(A) + b), A being the linear part of the flow with the kernel that it holds; NaN for more."""
+        """See `Integrator.stability_limit`."""
         return explicit_limit(flow)
 
     def surely_stable(self, flow: Flow) -> bool:
@@ -135,7 +130,7 @@ class ExplicitEuler(FixedStep):
         return linear.has_own_bounds and self.dt <= explicit_limit(flow, free=True)
 
     def step(self, flow: Flow, u: Array, dt: float) -> Array:
-        """Return u + dt du/dt."""
+        """See `FixedStep.step`."""
         return plus(u, dt, flow.velocity(u))
 
 
@@ -144,8 +139,7 @@ class ExplicitEuler(FixedStep):
 class SemiImplicit(FixedStep):
     """Fidelity implicit, averaging explicit: ``(u + dt r (Pu - u) + dt phi f) / (1 + dt phi)``; order 1.
 
-    With dt = 1 in the degree metric it is u <- (Pu + lambda~ f) / (1 + lambda~): always stable, contracting at
-    1 / (1 + lambda~) in the maximum norm.
+    With dt = 1 in the degree metric it is u <- (Pu + lambda~ f) / (1 + lambda~), which is stable.
 
     Parameters
     ----------
@@ -177,7 +171,7 @@ class SemiImplicit(FixedStep):
         return linear.plainly_linear and self.dt * linear.diffusion_bound() <= 2
 
     def check_kind(self, flow: Flow) -> None:
-        """Raise `InputError` for a flow that is more than its diffusion and its fidelity."""
+        """See `Integrator.check_kind`."""
         check_made_of(flow, "diffusion", self)
         if not flow.inner.by_nodes:
             raise InputError(
@@ -200,10 +194,10 @@ class SemiImplicit(FixedStep):
 
 @underflowing
 class NeutrenoStep(Integrator):
-    """One NeuTRENO layer a step, ``u <- Pu + lambda~ (f - u)`` (arXiv 2312.00751, eq. 22-28).
+    """One NeuTRENO layer a step, ``u <- Pu + lambda~ (f - u)`` (arXiv 2312.00751, eq. 22-28); order 1.
 
-    Explicit Euler of length 1 for the E-flow in the degree metric; stable where rho(P - lambda~ I) < 1, that is for
-    lambda~ < 1 + mu_min(P) when k is symmetric. Order 1.
+    Explicit Euler of length 1 in the degree metric; stable where rho(P - lambda~ I) < 1, that is for
+    lambda~ < 1 + mu_min(P) when k is symmetric.
     """
 
     order = 1.0
@@ -211,7 +205,7 @@ class NeutrenoStep(Integrator):
     _what: ClassVar[str] = "a NeuTRENO step"
 
     def stability_limit(self, flow: Flow) -> float:
-        """Return the longest stable Euler step; the layer is stable when it is above 1."""
+        """See `Integrator.stability_limit`."""
         return euler_limit(as_linear(flow))
 
     def velocity_of(self, flow: Flow, u: Array) -> Array:
@@ -220,7 +214,7 @@ class NeutrenoStep(Integrator):
         return _pulled_to(linear, u, linear.average(u) - u)
 
     def check_kind(self, flow: Flow) -> None:
-        """Raise `InputError` for other metrics than that of degrees, and flows that are more than P and a fidelity."""
+        """See `Integrator.check_kind`."""
         inner = as_linear(flow).inner
         if not (inner.by_nodes and inner.normalized):
             raise InputError(
@@ -254,15 +248,15 @@ class NeutrenoStep(Integrator):
 
 @underflowing
 class AttentionStep(NeutrenoStep):
-    """One attention layer a step, ``u <- Pu``: explicit Euler with the local step 1 / d(x) (Theorem 1 of 2312.00751).
+    """One attention layer a step, ``u <- Pu``: explicit Euler of length 1 in the degree metric; order 1.
 
-    For the J-flow in the degree metric, where the step has length 1. Always stable; order 1.
+    (arXiv 2312.00751, Theorem 1.) For flows without fidelity.
     """
 
     _what = "an attention step"
 
     def stability_limit(self, flow: Flow) -> float:
-        """Return infinity, for an average of one's own Euler's limit."""
+        """See `Integrator.stability_limit`."""
         linear = as_linear(flow)
         return math.inf if linear.plainly_linear else euler_limit(linear)
 
@@ -277,7 +271,7 @@ class AttentionStep(NeutrenoStep):
         return f"flow: the longest stable step of its own average is {limit:.6g} < 1; use ExplicitEuler, which has a dt"
 
     def check_kind(self, flow: Flow) -> None:
-        """Raise `InputError` for other metrics than that of degrees, and flows with a fidelity or more than P."""
+        """See `Integrator.check_kind`."""
         super().check_kind(flow)
         if as_linear(flow).fidelity is not None:
             raise InputError(

@@ -25,25 +25,18 @@ _WIDENINGS = 20  # of the interval of a reaction in one step
 
 
 class ImplicitStep(SplitStep):
-    """What steps share that solve (I + s A) x = b in each stage, A being the linear part between free nodes.
-
-    By a transform where one diagonalizes A, else by conjugate gradients, about sqrt(s rho) of them times the logarithm
-    of the tolerance, rho being the bound of A; by GMRES where A is not symmetric. No matrix is formed.
-    """
+    """Base of steps that solve (I + s A) x = b, by a transform, conjugate gradients or GMRES."""
 
     longer = "ConvexSplitting(dt) or RungeKutta()"
 
     @staticmethod
     def solved(flow: LinearFlow, b: Array, s: float, shift: float, guess: Array) -> Array:
-        """Return x with x + s (A + shift B) x = b, of signals that are 0 where a constraint gives values.
-
-        B is that of the metric, 1 where it is by nodes.
+        """Return x with x + s (A + shift B) x = b, B being that of the metric; x and b are 0 at held nodes.
 
         Raises
         ------
         StepFailureError
-            When the residual of some node stays above 1e-9 (1e-4 in float32), or the error may be more than 1e-7 (1e-2)
-            of the largest value.
+            When the system is not solved.
         """
         xp = namespace(b)
         if modes := modes_of(flow, b):
@@ -98,19 +91,18 @@ def _operator(flow: LinearFlow, s: float, shift: float) -> Callable[[Array], Arr
 class IMEX(ImplicitStep):
     """Implicit-explicit Runge-Kutta step of order 2: diffusion and fidelity implicit, reactions and sources explicit.
 
-    ARS(2,2,2) of Ascher, Ruuth and Spiteri (1997, doi 10.1016/S0168-9274(97)00056-1), L-stable in the linear part: no
-    step is too long for the diffusion. With N = R(u) + g(t), F = phi f(t), g = 1 - 2^-1/2 and d = 1 - 1 / (2 g)::
+    ARS(2,2,2) of Ascher, Ruuth and Spiteri (1997, doi 10.1016/S0168-9274(97)00056-1), L-stable in the linear part.
+    With N = R(u) + g(t), F = phi f(t), g = 1 - 2^-1/2 and d = 1 - 1 / (2 g)::
 
         (1 + h g A) a  = u + h g (N(u, t) + F(t + g h))
         (1 + h g A) u' = u + h (1 - g) (F(t + g h) - A a) + h g F(t + h) + h (d N(u, t) + (1 - d) N(a, t + g h))
 
-    A reaction whose slope is at most b asks for h <= 2 / b. P need not be symmetric. Two linear systems a step; see
-    `ConvexSplitting` for steps of any length. A subclass with another `tableau` is another method.
+    P need not be symmetric. Two linear systems a step, each about sqrt(h rho) averages, or a transform.
 
     Parameters
     ----------
     dt : float
-        Step.
+        Step; a reaction whose slope is at most b asks for dt <= 2 / b.
 
     Examples
     --------
@@ -162,15 +154,9 @@ class IMEX(ImplicitStep):
 class ConvexSplitting(ImplicitStep):
     """Implicit step whose energy falls however long it is, (1 + h (A + b)) (u' - u) = h (F + N - A u); order 1.
 
-    b bounds the slope of the reaction R, so J + b |u|^2 / 2 is convex and its other part, F - b |u|^2 / 2 with F' = -R,
-    concave: the first is taken at the end of the step, the second at the beginning (Eyre 1998, doi
-    10.1557/PROC-529-39). Where the ends of the reaction's interval are at rest or point inward, as those of `AllenCahn`
-    and `FisherKPP`, the signal stays in it, and the energy falls from step to step for any h. A long step only moves
-    little: its error is about h b. Where the signal leaves the interval, as in the Cahn-Hilliard equation, b is that of
-    the values at both ends of the step, which is taken again if it has to be.
-
-    In a `ConservedMetric` b is b M, and a mobility m(u) is that of the beginning of the step. The mean is kept to
-    rounding, and the energy falls for any h.
+    b bounds the slope of the reaction. The convex part of the energy is taken at the end of the step, the concave one
+    at its beginning (Eyre 1998, doi 10.1557/PROC-529-39). A long step moves little: its error is about h b. In a
+    `ConservedMetric` b is b M, and a mobility m(u) is that of the beginning of the step.
 
     Parameters
     ----------
@@ -211,21 +197,17 @@ _NODES, _WEIGHTS = (tuple(map(float, column)) for column in np.polynomial.legend
 
 @underflowing
 class AverageVectorField(ImplicitStep):
-    r"""Implicit step of order 2 that loses as much energy as the flow does, for the true energy and any step it takes.
+    r"""Implicit step of order 2 that loses as much energy as the flow does.
 
     u' = u + h B (F - A_0 (u + u') / 2 + g + int_0^1 R(u + s (u' - u)) ds), B being that of the metric, at (u + u') / 2
-    for a mobility m(u). So E(u') - E(u) = -|u' - u|^2 / h in the metric, to rounding where R is a polynomial of degree
-    9 at most: the integral is a sum over five nodes of Gauss. (Celledoni et al. 2012, doi 10.1016/j.jcp.2012.06.022.)
-    The mean stays in a metric that conserves it.
-
-    The equation is solved by an iteration with the linear systems of `ConvexSplitting`, which comes to an end for
-    h <= 1 / b, b being the bound of the slope of R, times that of B in another metric, and mostly for longer steps.
-    Where it does not, the step is refused.
+    for a mobility m(u). So E(u') - E(u) = -|u' - u|^2 / h in the metric, for a polynomial R of degree 9 at most
+    (Celledoni et al. 2012, doi 10.1016/j.jcp.2012.06.022).
 
     Parameters
     ----------
     dt : float
-        Step.
+        Step, solved by an iteration. It converges for dt <= 1 / b, b being the bound of the slope of R (times that of B
+        in another metric), mostly for longer steps too; otherwise the run ends as a failed step.
 
     Examples
     --------
@@ -244,7 +226,7 @@ class AverageVectorField(ImplicitStep):
     longer = "ConvexSplitting(dt)"
 
     def step(self, flow: Flow, u: Array, dt: float) -> Array:
-        """See `FixedStep.step`; `StepFailureError` where the equation is not solved."""
+        """See `FixedStep.step`."""
         linear: Any = as_linear(flow).when(flow.time + dt / 2)
         xp, part = namespace(u), linear.free(u)
         rounding, largest = (1e-6 if u.dtype == xp.float32 else 1e-14), scalar(xp.max(xp.abs(u)))

@@ -1,4 +1,4 @@
-"""Linearly implicit steps for any flow, whose velocity alone is known, with its derivative along signals."""
+"""Linearly implicit steps for any flow."""
 
 from __future__ import annotations
 
@@ -23,10 +23,7 @@ _NOISE = 1e-7  # relative residuals that derivatives by differences may leave; 1
 
 @dataclass(frozen=True)
 class Rosenbrock4:
-    """Coefficients of RODAS, of order 4 with an estimate of order 3, in the form that needs no product with J.
-
-    (Hairer and Wanner 1996, Solving Ordinary Differential Equations II, section IV.7, doi 10.1007/978-3-642-05221-7.)
-    """
+    """Coefficients of RODAS, in the form that needs no product with J."""
 
     gamma: float = 0.25
     shares: tuple[float, ...] = (0.0, 0.386, 0.21, 0.63, 1.0, 1.0)
@@ -55,14 +52,13 @@ class Rosenbrock4:
 class Rosenbrock(Embedded):
     """Linearly implicit step of order 4 for any flow that says its velocity, with an estimate of its error: RODAS.
 
-    (Hairer and Wanner 1996, section IV.7, doi 10.1007/978-3-642-05221-7.) With J the derivative of the velocity f at
-    u, `Flow.jacobian`, each of six stages solves a linear system by GMRES, without a matrix::
+    With J the derivative of the velocity f at u, each of six stages solves a linear system by GMRES (Hairer and Wanner
+    1996, section IV.7, doi 10.1007/978-3-642-05221-7)::
 
         (I - h g J) k_i = g (h f(u + sum_j a_ij k_j, t + s_i h) + sum_j c_ij k_j + h^2 r_i df/dt)
         u' = u + sum_i m_i k_i
 
-    L-stable: no step is too long for what decays. So it suits a `PFlow` of p > 1, kernels that follow the signal, and
-    reactions that are stiff. Six velocities a step, and a derivative for each iteration.
+    For stiff flows, since it is L-stable. Six velocities a step, and a derivative for each iteration.
 
     Parameters
     ----------
@@ -71,7 +67,7 @@ class Rosenbrock(Embedded):
     dt : float, optional
         First step; with `adaptive` off, every step.
     adaptive : bool
-        Whether the step follows the error; else tolerances are those of linear systems alone.
+        Whether the step follows the error.
 
     Examples
     --------
@@ -99,7 +95,7 @@ class Rosenbrock(Embedded):
     longer = ""
 
     def stability_limit(self, flow: Flow) -> float:
-        """Return infinity."""
+        """See `Integrator.stability_limit`."""
         del flow
         return math.inf
 

@@ -1,4 +1,4 @@
-"""Runge-Kutta methods, each told by its tableau, and steps that follow an estimate of their error."""
+"""Runge-Kutta methods, and steps that follow an estimate of their error."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FINITE = "_finite"
 
 
 class Tolerances:
-    """Tolerances of the local error, relative and absolute, which is proportional to h^power for a step h."""
+    """Tolerances of a local error that is proportional to h^power."""
 
     def __init__(self, rtol: float, atol: float, power: float, *, needed: bool = True) -> None:
         self.rtol = check_number("rtol", rtol, minimum=0)
@@ -37,13 +37,13 @@ class Tolerances:
             raise InputError("rtol: got 0 with atol 0, expected at least one of them > 0")
 
     def measured(self, error: Array, before: Array, after: Array) -> Array:
-        """Return the root mean square of an error over the tolerances, between two signals; an array of one number."""
+        """Return the root mean square of an error over the tolerances, an array of one number."""
         xp = namespace(error)
         scale = self.atol + self.rtol * xp.maximum(xp.abs(before), xp.abs(after))
         return weighted(error, scale, positive=self.atol >= float(xp.finfo(error.dtype).smallest_normal))
 
     def check(self, u: Array, t: float) -> None:
-        """Raise `StepFailureError` where to round the signal once is already more than the tolerances allow."""
+        """Raise `StepFailureError` where rounding alone is above the tolerances."""
         xp = namespace(u)
         unit = float(xp.finfo(u.dtype).eps) / 2
         if self.rtol >= unit:
@@ -92,7 +92,7 @@ def weighted(error: Array, scale: Array, *, positive: bool = False) -> Array:
 
 @dataclass(frozen=True)
 class Tableau:
-    """The coefficients of a Runge-Kutta method of stages one after another, and what is known of it.
+    """The coefficients of a Runge-Kutta method of stages one after another.
 
     Attributes
     ----------
@@ -125,10 +125,7 @@ class Tableau:
 
 @dataclass(frozen=True)
 class Piece:
-    """A step from t to `end` as a polynomial of degree 4 in the share of it that is done.
-
-    (Hairer, Norsett and Wanner 1993, section II.6, doi 10.1007/978-3-540-78862-1.)
-    """
+    """A step as a polynomial of degree 4 (Hairer, Norsett and Wanner 1993, II.6, doi 10.1007/978-3-540-78862-1)."""
 
     t: float
     end: float
@@ -151,7 +148,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class Tried:
-    """What a step came to: the flow and the signal at its end, its slope there if known, and error over tolerances."""
+    """What a step came to."""
 
     flow: Flow
     u: Array
@@ -163,7 +160,7 @@ class Tried:
 
 
 class Embedded(Integrator):
-    """What methods share whose steps follow an estimate of their error: a subclass defines `tableau` and `_try`."""
+    """Base of methods whose steps follow an estimate of their error."""
 
     tableau: ClassVar[Any]
 
@@ -230,7 +227,7 @@ class Embedded(Integrator):
 
     @property
     def dense(self) -> bool:
-        """Whether the signal is known between the ends of a step."""
+        """Whether steps are known between their ends."""
         return getattr(self.tableau, "dense", None) is not None
 
     def _control(self) -> Tolerances:
@@ -257,11 +254,9 @@ class Embedded(Integrator):
 class RungeKutta(Embedded):
     """Embedded Runge-Kutta pair of Dormand and Prince: order 5, with an error estimate of order 4.
 
-    (Dormand and Prince 1980, doi 10.1016/0771-050X(80)90013-3.) For any flow that says its velocity; for stiff flows
-    the step settles at the stability limit. Six velocities a step. A subclass with another `tableau` is another method.
-
-    A kernel that follows the signal is built anew for each stage, and the order stays what it is. A kernel that is held
-    for ``every`` > 1 steps makes it 1, which the tolerances do not see (`order_for`).
+    (Dormand and Prince 1980, doi 10.1016/0771-050X(80)90013-3.) For stiff flows the step settles at the stability
+    limit. Six velocities a step. A kernel that is held for ``every`` > 1 steps makes the order 1, which the tolerances
+    do not see.
 
     Parameters
     ----------
@@ -308,10 +303,7 @@ class RungeKutta(Embedded):
         cls.order = cls.tableau.order
 
     def stability_limit(self, flow: Flow) -> float:
-        """Return infinity when the step adapts; otherwise the reach over rho(A), about 3.3 / rho(A) here.
-
-        The slope of a reaction adds to rho(A). NaN, not known, for flows that are not linear but for terms.
-        """
+        """Return infinity when the step adapts; otherwise the reach over rho(A) and the bound of a reaction, or NaN."""
         if self.adaptive:
             return math.inf
         if not isinstance(flow, LinearFlow):
@@ -366,7 +358,7 @@ def _at(flow: Flow, stage: Array) -> Flow:
 
 
 def combine(weights: tuple[float, ...], arrays: list[Array]) -> Array:
-    """Return a sum of arrays with weights."""
+    """Return a weighted sum of arrays."""
     total = weights[0] * arrays[0]
     for weight, array in zip(weights[1:], arrays[1:], strict=True):
         if weight != 0:
@@ -379,20 +371,14 @@ class Adaptive(Around):
     """A method of order p whose steps follow an estimate of their error, by two half steps beside each.
 
     A step h gives u, two steps h / 2 give v, and (v - u) / (2^p - 1) estimates the error of v, with which the run goes
-    on (Hairer, Norsett and Wanner 1993, section II.4, doi 10.1007/978-3-540-78862-1). Three steps of the method for
-    each that is tried, within its stability limit.
+    on (Hairer, Norsett and Wanner 1993, section II.4, doi 10.1007/978-3-540-78862-1).
 
     Parameters
     ----------
     integrator : FixedStep
         Such as ``ETD4RK(dt)``, whose dt is the first step.
     rtol, atol : float
-        Tolerances of the error of each step, root mean square over values.
-
-    Notes
-    -----
-    Errors of steps add up; at the end the error goes with tol^(p / (p + 1)). Take a method of high order for tight
-    tolerances.
+        Tolerances of the error of each step, root mean square over values. Errors of steps add up.
 
     Examples
     --------

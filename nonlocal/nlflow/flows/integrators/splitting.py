@@ -1,4 +1,4 @@
-"""Steps that are the linear flow and that of the reaction in turn."""
+"""Steps that follow the linear flow and that of the reaction in turn."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from nlflow.flows.linear import LinearFlow, as_linear
 
 
 class SplitFlows(ExponentialStep):
-    """What splittings share: the flow of -A u + F, and that of the reactions and sources beside it."""
+    """Base of splittings."""
 
     reach = 2.78
 
     def diffused(self, flow: LinearFlow, u: Array, dt: float) -> Array:
-        """Return the solution of du/dt = -A u + F after dt, F being that at the middle: exact where it is constant."""
+        """Return the solution of du/dt = -A u + F after dt, F being that at the middle."""
         force = flow.when(flow.time + dt / 2).toward(u)
         return u + self.back(flow, self.applied(flow, force - flow.on_free(u), (1, dt))[0], u)
 
     @staticmethod
     def reacted(flow: LinearFlow, u: Array, dt: float) -> Array:
-        """Return the solution of du/dt = R(u, t) + g(t) after dt, by a step of Kutta's method of order 4."""
+        """Return the solution of du/dt = R(u, t) + g(t) after dt, by Kutta's step of order 4."""
         if flow.split and not flow.terms.drives:
             return u
         middle, end = flow.when(flow.time + dt / 2), flow.when(flow.time + dt)
@@ -32,14 +32,14 @@ class SplitFlows(ExponentialStep):
 
 @underflowing
 class Lie(SplitFlows):
-    """Lie splitting, u' = S_A(h) S_R(h) u: the reaction, then the linear part, exactly; order 1.
+    """Lie splitting, u' = S_A(h) S_R(h) u: the reaction, then the linear part; order 1.
 
-    (Trotter 1959, doi 10.1090/S0002-9939-1959-0108732-6.) A reaction asks for the steps that it asks of `Strang`.
+    (Trotter 1959, doi 10.1090/S0002-9939-1959-0108732-6.)
 
     Parameters
     ----------
     dt : float
-        Step.
+        Step; see `Strang`.
     """
 
     order = 1.0
@@ -54,13 +54,13 @@ class Lie(SplitFlows):
 class Strang(SplitFlows):
     """Strang splitting, u' = S_A(h / 2) S_R(h) S_A(h / 2) u; order 2.
 
-    (Strang 1968, doi 10.1137/0705041.) S_A is exact, by transforms or a Chebyshev expansion as in `ETD2RK`, and S_R is
-    a step of order 4. Its states of rest are those of the flow to order 2 only.
+    (Strang 1968, doi 10.1137/0705041.) S_A is exact, as in `ETD2RK`, and S_R is a step of order 4. Its states of rest
+    are those of the flow to order 2 only.
 
     Parameters
     ----------
     dt : float
-        Step. A reaction whose slope is at most b asks for h <= 2.78 / b.
+        Step. A reaction whose slope is at most b asks for dt <= 2.78 / b.
 
     Examples
     --------

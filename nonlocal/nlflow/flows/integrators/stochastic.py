@@ -1,9 +1,4 @@
-"""Steps of flows with noise, du = v(u) dt + s(u) dW in the sense of Ito; without noise they are what they are then.
-
-Orders are of two kinds: the strong one is that of a path beside the exact path of the same W, the weak one that of the
-mean of a smooth function of it (Kloeden and Platen 1992, doi 10.1007/978-3-662-12616-5). No step here follows an
-estimate of its error.
-"""
+"""Steps of flows with noise, du = v(u) dt + s(u) dW in the sense of Ito."""
 
 from __future__ import annotations
 
@@ -42,7 +37,7 @@ def drawn(noise: Noise, flow: Flow, like: Array, dt: float, memory: dict[str, An
 
 
 class NoisyStep(FixedStep):
-    """What steps of one length with noise share; a subclass defines `noisy` beside `step`, that without noise."""
+    """Steps of one length with noise; a subclass defines `noisy` beside `step`, that without noise."""
 
     takes_noise = True
 
@@ -61,14 +56,13 @@ class NoisyStep(FixedStep):
 class EulerMaruyama(NoisyStep, ExplicitEuler):
     """Explicit Euler with noise, ``u + dt v(u) + s(u) dW``; strong order 1/2, weak order 1.
 
-    Of strong order 1 where s does not depend on u (Maruyama 1955, doi 10.1007/BF02846028). The limit of
-    `ExplicitEuler`, 2 / (rho + b), holds for means and, where s does not depend on u, for variances too; the stationary
-    variance of a mode with eigenvalue a is 1 / (1 - a dt / 2) times the right one.
+    Of strong order 1 where s does not depend on u (Maruyama 1955, doi 10.1007/BF02846028). The
+    stationary variance of a mode with eigenvalue a is 1 / (1 - a dt / 2) times the right one.
 
     Parameters
     ----------
     dt : float
-        Step.
+        Step, below 2 / (rho + b) as that of `ExplicitEuler`.
 
     Examples
     --------
@@ -83,7 +77,7 @@ class EulerMaruyama(NoisyStep, ExplicitEuler):
     called, longer = "EulerMaruyama", "ExponentialEuler(dt)"
 
     def stability_limit(self, flow: Flow) -> float:
-        """See `ExplicitEuler`; NaN, not known, for flows that are not linear but for terms."""
+        """See `Integrator.stability_limit`."""
         return super().stability_limit(flow) if isinstance(flow, LinearFlow) else math.nan
 
     def surely_stable(self, flow: Flow) -> bool:
@@ -100,8 +94,8 @@ class EulerMaruyama(NoisyStep, ExplicitEuler):
 class Milstein(EulerMaruyama):
     """Milstein's step for noise that depends on the signal, ``u + dt v(u) + s dW + s s' (dW^2 - dt / m) / 2``.
 
-    Of strong and weak order 1. The derivative of s is a difference along a step, (s(u + dt v + s (dt / m)^1/2) - s) /
-    (s (dt / m)^1/2) (Kloeden and Platen 1992, section 11.1).
+    Of strong and weak order 1, with a difference in place of s' (Kloeden and Platen 1992, section 11.1, doi
+    10.1007/978-3-662-12616-5).
 
     Parameters
     ----------
@@ -125,20 +119,16 @@ class Milstein(EulerMaruyama):
 @checked_call
 @underflowing
 class PlatenWeak2(NoisyStep):
-    """Platen's step of weak order 2, with stages in place of derivatives.
+    """Platen's step of weak order 2 and strong order 1 (Kloeden and Platen 1992, section 15.1).
 
-    (Kloeden and Platen 1992, section 15.1.) With e = (dt / m)^1/2, a = u + dt v(u) + s(u) dW and b, c = u + dt v(u) +-
-    s(u) e::
+    With e = (dt / m)^1/2, a = u + dt v(u) + s(u) dW and b, c = u + dt v(u) +- s(u) e::
 
         u' = u + dt (v(u) + v(a)) / 2 + (s(b) + s(c) + 2 s(u)) dW / 4 + (s(b) - s(c)) (dW^2 - e^2) / (4 e)
-
-    Heun's step where there is no noise. Of strong order 1. Stable for dt < 2 / (rho + b) as `EulerMaruyama`. Two
-    velocities a step; sources may depend on time.
 
     Parameters
     ----------
     dt : float
-        Step.
+        Step, below 2 / (rho + b). Two velocities each.
     """
 
     order = 2.0
@@ -147,7 +137,7 @@ class PlatenWeak2(NoisyStep):
     longer = "ExponentialEuler(dt)"
 
     def stability_limit(self, flow: Flow) -> float:
-        """See `EulerMaruyama`."""
+        """See `Integrator.stability_limit`."""
         return EulerMaruyama(self.dt).stability_limit(flow)
 
     def surely_stable(self, flow: Flow) -> bool:
@@ -202,10 +192,10 @@ def _root_expansion(span: float, low: float, high: float, tol: float) -> tuple[F
 
 
 def fluctuation(flow: LinearFlow, white: Array, span: float, tol: float) -> tuple[Array, float]:
-    """Return the noise that a linear flow with frozen symmetric A gathers over a time, and a bound of its error.
+    """Return the noise that a linear flow gathers over a time, and a bound of its error.
 
-    ((1 - exp(-2 t A)) / (2 A))^1/2 times increments of W for dt = 1, by a transform where one diagonalizes A, else by a
-    Chebyshev expansion. The bound is that of the expansion, relative to the largest standard deviation of a mode.
+    ((1 - exp(-2 t A)) / (2 A))^1/2 times `white`, increments of W for dt = 1. The bound is that of the expansion,
+    relative to the largest standard deviation of a mode.
     """
     if modes := modes_of(flow, white):
         return modes.back(modes.deviation(span, modes.forward(white)), white.dtype), 0.0
@@ -228,10 +218,9 @@ def _check_dense(flow: LinearFlow, noise: Noise) -> str | None:
 
 
 def covariance_root(flow: LinearFlow, spread: Floats, span: float) -> Floats:
-    """Return F, (N, N), with F F^T the covariance of what a linear flow gathers of noise of this spread at each node.
+    """Return F with F F^T the covariance of what a linear flow gathers of noise of this spread at each node; O(N^3).
 
-    With the eigenvectors V of A in its measure the covariance of modes is Q_ij (1 - exp(-t (a_i + a_j))) / (a_i + a_j),
-    Q being that of the noise. O(N^3).
+    In eigenvectors of A it is Q_ij (1 - exp(-t (a_i + a_j))) / (a_i + a_j), Q being that of the noise.
     """
     from nlflow.flows.functions import eigenpairs
 
@@ -248,12 +237,10 @@ def covariance_root(flow: LinearFlow, spread: Floats, span: float) -> Floats:
 class ExactGaussian(Exponential):
     """The exact law of a linear flow with noise, an Ornstein-Uhlenbeck process, for steps of any length.
 
-    From one output time to the next u' = m(u, t) + C^1/2 xi, where m is the step of `Exponential` and, with noise of
-    strength s, C = s^2 (1 - exp(-2 t A)) / (2 A) M^-1, M holding the measure of the nodes (Gillespie 1996, doi
-    10.1103/PhysRevE.54.2084, for one node). On grids with a transform C^1/2 costs one and one back; elsewhere it is a
-    Chebyshev expansion, whose averages grow like (t rho)^1/2 log(1 / tol). A strength that differs between nodes (or
-    ``white="nodes"`` where their measures do) is taken by whole eigenvectors, up to 1000 nodes, in O(N^3) for each
-    length of a step.
+    u' = m(u, t) + C^1/2 xi, where m is the step of `Exponential` and, for one strength s, C = s^2 (1 - exp(-2 t A)) /
+    (2 A) M^-1, M holding the measure of the nodes (Gillespie 1996, doi 10.1103/PhysRevE.54.2084, for one node).
+    By a transform or a Chebyshev expansion; for a strength that differs between nodes (or ``white="nodes"`` where their
+    measures do) by eigenvectors, O(N^3) for each length of a step.
 
     Parameters
     ----------
@@ -263,7 +250,8 @@ class ExactGaussian(Exponential):
     Raises
     ------
     InputError
-        What `Exponential` refuses, and a strength that depends on the signal, or differs between more nodes.
+        As `Exponential`, for a strength that depends on the signal, and for one that differs between more than 1000
+        nodes.
 
     Examples
     --------
@@ -279,7 +267,7 @@ class ExactGaussian(Exponential):
     strong_order = strong_order_additive = weak_order = math.inf
 
     def check_kind(self, flow: Flow) -> None:
-        """Raise `InputError` for flows and noise whose law is not known."""
+        """See `Integrator.check_kind`."""
         super().check_kind(flow)
         why = None if flow.noise is None else _check_dense(as_linear(flow), flow.noise)
         if why is not None:
@@ -290,7 +278,7 @@ class ExactGaussian(Exponential):
 
     @staticmethod
     def knows(flow: Flow) -> bool:
-        """Whether the flow is one whose law this is."""
+        """Whether this solves the flow."""
         if not Exponential.knows(flow):
             return False
         return flow.noise is None or _check_dense(as_linear(flow), flow.noise) is None
@@ -331,20 +319,17 @@ class ExactGaussian(Exponential):
 class ExponentialEuler(NoisyStep, ExponentialStep):
     """Exponential Euler with noise: exact in the linear part of a frozen symmetric flow, explicit in its reaction.
 
-    (Jentzen and Kloeden 2009, doi 10.1098/rspa.2008.0325; Lord and Rougemont 2004, doi 10.1093/imanum/24.4.587.) With
-    N = phi f + R(u) + g(t)::
+    With N = phi f + R(u) + g(t) (Jentzen and Kloeden 2009, doi 10.1098/rspa.2008.0325)::
 
         u' = u + h phi_1(-hA) (N(u, t) - A u) + (s^2 (1 - exp(-2 h A)) / (2 A) M^-1)^1/2 xi
 
-    where s is one number, and exp(-hA) s(u) dW for its last part where it is not. The first is exact for any h without
-    a reaction and terms that depend on time. Of weak order 1, and of strong order 1 where s does not depend on the
-    signal, 1/2 where it does. No step is too long for the diffusion; a reaction whose slope is at most b asks for
-    h <= 2 / b.
+    where s is one number, and exp(-hA) s(u) dW for its last part where it is not (Lord and Rougemont 2004, doi
+    10.1093/imanum/24.4.587). Of weak order 1, and of strong order 1 where s does not depend on the signal, else 1/2.
 
     Parameters
     ----------
     dt : float
-        Step.
+        Step; a reaction whose slope is at most b asks for dt <= 2 / b.
     """
 
     order = 1.0

@@ -13,7 +13,7 @@ from nlflow.flows.second_order import SecondOrder
 
 
 def as_second_order(flow: Flow, name: str) -> SecondOrder:
-    """Return a flow whose state has velocities, or raise `InputError` in the name of an integrator."""
+    """Return a flow whose state has velocities, or raise `InputError`."""
     if not isinstance(flow, SecondOrder):
         raise InputError(
             f"integrator: {name} is for a WaveFlow, or a ParticleFlow with inertia, got {type(flow).__name__}; "
@@ -31,25 +31,21 @@ def as_second_order(flow: Flow, name: str) -> SecondOrder:
 class StoermerVerlet(FixedStep):
     """The method of Störmer and Verlet for waves and particles: half a drift, a kick, half a drift; order 2.
 
-    With c = exp(-gamma h), so that damping is exact::
+    With c = exp(-gamma h)::
 
         x1 = x + h / 2 v,    v' = c v + (1 - c) / gamma a(x1, t + h / 2),    x' = x1 + h / 2 v'
 
-    A drag acts half before the kick and half after it, exactly. The force is asked for once a step.
-
-    Without damping it is symplectic. The energy of a linear flow stays within about (h omega)^2 / 4 of what it is, for
-    all times: a mode of frequency omega turns by 2 arcsin(h omega / 2) a step. (Hairer, Lubich and Wanner 2003, doi
-    10.1017/S0962492902000144.)
+    Without damping it is symplectic: the energy of a linear flow stays within about (h omega)^2 / 4 of its value
+    (Hairer, Lubich and Wanner 2003, doi 10.1017/S0962492902000144). One force a step.
 
     Parameters
     ----------
     dt : float
-        Of waves below 2 / omega of the largest frequency, which a reaction of slope b raises to (omega^2 + b /
-        rho)^1/2. Of particles, and of waves whose A is not self-adjoint, no limit is known beforehand.
+        For waves below 2 / omega of the largest frequency, which a reaction of slope b raises to (omega^2 + b /
+        rho)^1/2. For particles, and waves whose A is not self-adjoint, no limit is known beforehand.
     stride : int
         How many steps the time loop takes at once, by default 1: trackers see each of that many, and ``stats["steps"]``
-        counts them as one. Outputs are met. For a linear flow of at most 400 nodes they are products with a matrix
-        then, which takes N averages to make.
+        counts them as one.
     """
 
     order = 2.0
@@ -63,7 +59,7 @@ class StoermerVerlet(FixedStep):
         self.stride = check_integer("stride", stride, minimum=1)
 
     def stability_limit(self, flow: Flow) -> float:
-        """Return 2 / omega, omega being the largest frequency; NaN where it is not known."""
+        """See `Integrator.stability_limit`."""
         fastest = self._moving(flow).fastest()
         return math.inf if fastest == 0 else 2 / fastest
 
