@@ -143,6 +143,16 @@ def test_modes(matrix_free, monkeypatch):
         chain.modes(5, rtol=1e-30)
 
 
+@pytest.mark.parametrize("states", [10**6, 10])
+def test_modes_of_float32_are_asked_for_its_digits(states, monkeypatch):
+    monkeypatch.setattr("nlflow.markov.spectrum.DENSE_STATES", states)
+    k, domain = blocks(40, 4), Points(np.arange(40.0))
+    single, double = (MarkovChain(from_matrix(k.astype(dtype), domain)) for dtype in ("float32", "float64"))
+    assert np.abs(single.modes(5).values - double.modes(5).values).max() < 1e-5
+    assert single.modes(5).residual > 1e-9 > double.modes(5).residual
+    assert np.array_equal(single.metastable_sets(4).sets, double.metastable_sets(4).sets)
+
+
 def test_modes_of_a_graph_in_parts(monkeypatch):
     rng = np.random.default_rng(0)
     x = np.concatenate([rng.normal(size=(60, 2)), rng.normal(size=(40, 2)) + 50])

@@ -138,7 +138,7 @@ class J:
         return Pending(formed, unit, self._form(u, average, unit), *self.affinity.total_parts())
 
     def gradient(self, u: Array, metric: str | Metric = "l2", *, average: Array | None = None) -> Array:
-        """Return the gradient of J in a metric, Lu (``l2``) or u - Pu (``degree``), in the inner product with weights w or w d.
+        """Return the gradient of J in a metric: Lu (``l2``) or u - Pu (``degree``).
 
         Costs one average; a `ConservedMetric` takes more.
         """
@@ -382,10 +382,10 @@ class E(J):
         start: Array | None = None,
         preconditioner: str = "auto",
     ) -> Minimizer:
-        """Return the minimizer u*, (L + lambda) u* = lambda f, by preconditioned conjugate gradients, one average an iteration.
+        """Return the minimizer u*, (L + lambda) u* = lambda f, by preconditioned conjugate gradients.
 
-        On a part of the domain that sees no node with a fidelity > 0 every constant is as good: u is one of them, and
-        its error has no bound.
+        One average an iteration. On a part of the domain that sees no node with a fidelity > 0 every constant is as
+        good: u is one of them, and its error has no bound.
 
         Parameters
         ----------

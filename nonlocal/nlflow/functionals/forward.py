@@ -155,9 +155,9 @@ class Forward:
         return _checked(self._adjoint(v), self.shape, "A'v")
 
     def _test(self, rtol: float | None) -> None:
-        """Raise `InputError` unless <Au, v> = <u, A'v> for random u and v = Au / rms(Au) + w, within rtol (|Au| |v| + |u| |A'v|).
+        """Raise `InputError` unless <Au, v> = <u, A'v> for random u and v, within rtol (|Au| |v| + |u| |A'v|).
 
-        A part of v lies along Au, so that a wrong factor shows in full.
+        v = Au / rms(Au) + w lies along Au in part, so that a wrong factor shows in full.
         """
         draws = [self._draw(np.random.default_rng(seed)) for seed in range(_DRAWS)]
         roughest = max(float(np.finfo(a.dtype).eps) for a in draws[0] if a.dtype.kind == "f")

@@ -18,7 +18,7 @@ _LOOK = 16  # iterations between two questions whether another preconditioner wo
 
 @dataclass(frozen=True)
 class Solved:
-    """Solution of a linear system: the largest relative residual, b - A x as `left`, and a bound of the relative error."""
+    """Solution of a linear system: largest relative residual, b - A x as `left`, a bound of the relative error."""
 
     x: Array
     residual: float

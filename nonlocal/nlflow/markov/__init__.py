@@ -1,4 +1,4 @@
-"""Finite Markov chains whose transition operator is the averaging operator of an affinity."""
+"""Finite Markov chains of affinities."""
 
 from nlflow.markov.chain import MarkovChain
 

@@ -1,7 +1,4 @@
-"""What a walk does until it ends, x = b + P x: by state reduction, or by iteration with a bound of the error.
-
-Only rates between different states and rates of ending are taken, so that no diagonal 1 - P_ii loses its digits.
-"""
+"""What a walk does until it ends, x = b + P x, without the diagonal 1 - P_ii, which would lose digits."""
 
 from __future__ import annotations
 
@@ -38,7 +35,7 @@ _FAR = 100.0  # a bound so many times too large is that of a residual which is t
 
 @dataclass(frozen=True)
 class Way:
-    """A way to solve A x = r about, for r of shape (N, k): its name, and the function of r and a relative residual."""
+    """A way to solve A x = r: its name, and the function of r and a relative residual."""
 
     name: str
     solve: Callable[[Floats, float], Floats]
@@ -47,18 +44,7 @@ class Way:
 
 @dataclass(frozen=True)
 class Found:
-    """x, how it was found, what x may be off by, and what is left of the residual.
-
-    Attributes
-    ----------
-    x : array of shape (N, k)
-    method : str
-    error : float
-        Of one column relative to each entry, or to 1e-3 of the largest; of several relative to the largest of each. 0
-        where every digit is kept.
-    residual : float
-        max |b - A x| over max x, the largest over the columns.
-    """
+    """x (N, k), how it was found, its relative error (0 for state reduction), and max |b - A x| over max x."""
 
     x: Floats
     method: str
@@ -69,8 +55,7 @@ class Found:
 class Killed:
     """A = diag(left) - rates of walks that end, applied as sum_j rates_ij (x_i - x_j) + killed_i x_i.
 
-    The diagonal of the rates does not count. `rounded` is the size of what `killed` >= 0 is the difference of.
-    Sweeps are quick where those states come first that are near the ends of walks (see `upstream`).
+    `rounded` is the size of what `killed` >= 0 is the difference of.
     """
 
     def __init__(self, rates: Sparse, killed: Floats, rounded: Floats | None = None) -> None:
@@ -88,7 +73,7 @@ class Killed:
         self._terms = 3 + int(np.diff(self.rates.indptr).max(initial=0))
 
     def __call__(self, x: Floats) -> Floats:
-        """Return A x, of shape (N, k)."""
+        """Return A x."""
         return self._over_edges("edge_flux", x) + self.killed[:, None] * x
 
     def _over_edges(self, name: str, x: Floats) -> Floats:
@@ -100,14 +85,14 @@ class Killed:
         return out
 
     def rounding(self, x: Floats, b: Floats) -> Floats:
-        """Return a bound of what rounding leaves of b - A x, for an x that is given exactly."""
+        """Return a bound of what rounding leaves of b - A x."""
         flows = self._over_edges("edge_changes", x) + self._rounded[:, None] * np.abs(x)
         return _EPS * self._terms * (flows + np.abs(b))
 
     # ---- ways to solve, the cheapest first
 
     def iterated(self) -> Iterator[Way]:
-        """Yield GMRES around cycles of aggregates, in float32 and in float64."""
+        """Yield GMRES, in float32 and float64."""
         for dtype in ("float32", "float64"):
             with contextlib.suppress(NumericalError):  # walks of the coarsest chain end too seldom
                 solve = Aggregation(self.rates, self.killed, self.left, dtype).solve
@@ -124,7 +109,7 @@ class Killed:
 
 
 class Averaged:
-    """I - P between free states, by averages of signals of all N states, which `single` says are rounded to float32."""
+    """I - P between free states, by averages of signals of all states."""
 
     def __init__(
         self, average: Callable[[Floats], Floats], states: int, inside: NDArray[np.integer], single: bool
@@ -142,17 +127,15 @@ class Averaged:
         return np.asarray(self._average(values)[self._inside])
 
     def rounding(self, x: Floats, b: Floats) -> Floats:
-        """Return a bound of what rounding leaves of b - (I - P) x."""
+        """See `Killed.rounding`."""
         return self._eps * (np.abs(x) + np.abs(self._moved(np.abs(x))) + np.abs(b))
 
 
 def refined(a: Killed | Averaged, b: Floats, way: Way, exact: float = EXACT) -> Found | None:
     """Return the x >= 0 with A x = b >= 0, (N, k), by refinement with about A^-1; None where its digits are not proved.
 
-    No column of b is 0. A is an M-matrix, A^-1 >= 0, so the error is at most A^-1 |r| of the residual r, rounding
-    included, and at most w where A w >= |r|. x is kept as a sum of two floats, since the rounding of one moves r by
-    more than it moves x. The error is at most `exact`: of one column relative to each entry, that of entries below 1e-3
-    of the largest relative to this; of several relative to the largest of each.
+    A^-1 >= 0, so the error is at most A^-1 |r| of the residual r, rounding included, and at most w where A w >= |r|. x
+    is kept as a sum of two floats, since the rounding of one moves r by more than it moves x.
     """
     high, low = np.zeros_like(b), np.zeros_like(b)
     left, size = b.copy(), np.abs(b).max(axis=0)
@@ -178,15 +161,13 @@ def refined(a: Killed | Averaged, b: Floats, way: Way, exact: float = EXACT) -> 
 
 
 def _scales(x: Floats) -> Floats:
-    """Return what errors of the entries are relative to."""
     return np.asarray(np.maximum(x, x.max(axis=0) * (_SMALL if x.shape[1] == 1 else 1.0)))
 
 
 def _proved(a: Killed | Averaged, way: Way, exact: float, known: tuple[Floats, Floats, Floats]) -> Found | None:
     """Return the x of x, b - A x and its rounding, where A w >= |b - A x| of a small enough w.
 
-    A first w lacks that in a few states, as a solution has its digits beside the largest alone: what is lacking is
-    solved for in turn.
+    A first w lacks that in a few states: what is lacking is solved for in turn.
     """
     x, left, floor = known
     largest = x.max(axis=0)
@@ -213,10 +194,9 @@ def _proved(a: Killed | Averaged, way: Way, exact: float, known: tuple[Floats, F
 
 
 def balanced_law(moves: Any, law: Floats) -> Floats:
-    """Return the stationary law of an irreducible chain, to `EXACT` relative, from one that is near it.
+    """Return the stationary law of an irreducible chain from one that is near it.
 
-    The shares pi_i / law_i are 1 in the likeliest state and solve x = b + R x elsewhere, R being the moves of the chain
-    in reversed time, law_j P_ji / law_i.
+    The shares pi_i / law_i are 1 in the likeliest state and solve x = b + R x elsewhere, R_ij = law_j P_ji / law_i.
     """
     from scipy.sparse import csr_array
 
@@ -247,11 +227,7 @@ def balanced_law(moves: Any, law: Floats) -> Floats:
 
 
 def ended(rates: Any, killed: Floats, b: Floats, small: int, check_room: Callable[[int], None]) -> Found:
-    """Return the x of `eliminated` for the columns of b, (N, k).
-
-    Sparse rates of more than `small` states go by iteration. State reduction asks whether there is room for so many
-    bytes.
-    """
+    """Return the x of `eliminated`, by iteration for sparse rates of more than `small` states."""
     n = len(killed)
     some = b.any(axis=0)
     if not isinstance(rates, np.ndarray) and n > small and some.any():

@@ -1,4 +1,4 @@
-"""Multigrid for walks that end: chains of aggregates of states, which see what is slow in the chain itself."""
+"""Multigrid for walks that end, by aggregates of states."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _THREADS = 2**22  # bytes that threads and their buffers hold: up to 5 MB were s
 
 
 def needed_bytes(moves: int, states: int, columns: int) -> int:
-    """Return the bytes of refinement by GMRES around cycles at most, in float64."""
+    """Return the bytes of `Aggregation` at most."""
     from nlflow.backends.numba.chains import width_of
 
     vectors = (_RESTART + _BESIDE) * width_of(columns) + _OWN * columns
@@ -33,18 +33,8 @@ def needed_bytes(moves: int, states: int, columns: int) -> int:
 class Aggregation:
     """About the inverse of A = diag(left) - rates, of walks that end, for many systems at once.
 
-    States that see each other are put together, rates added up: again a chain whose walks end, in which nothing is
-    subtracted (Notay 2012, doi 10.1137/110835347). Gauss-Seidel sweeps go before and after; coarse chains are visited
-    twice or more, the coarsest is solved by state reduction. GMRES goes around the cycles. Those states should come
-    first that are near the ends of walks.
-
-    Parameters
-    ----------
-    rates : csr_array of shape (N, N), without a diagonal
-    killed, left : array of shape (N,)
-        Rates of ending, and all rates of leaving a state.
-    dtype : {'float32', 'float64'}
-        Of the sweeps.
+    Rates between aggregates are added up, so that nothing is subtracted (Notay 2012, doi 10.1137/110835347). Put those
+    states first that are near the ends of walks: sweeps are quick then.
     """
 
     def __init__(self, rates: Sparse, killed: Floats, left: Floats, dtype: str) -> None:
@@ -63,7 +53,7 @@ class Aggregation:
         self._coarsest = np.asarray(found, dtype)
 
     def solve(self, r: Floats, rtol: float) -> Floats:
-        """Return about A^-1 r, of shape (N, k) as `r`, residuals of the preconditioned system being `rtol` at most."""
+        """Return about A^-1 r, residuals of the preconditioned system being `rtol` at most."""
         from nlflow.backends.numba.chains import COLUMNS, width_of
 
         x = np.empty_like(r)
@@ -136,7 +126,6 @@ class _Level:
         self._rest: NDArray[Any] | None = None  # memory that is asked for each time costs as much as a sweep
 
     def aggregated(self, rates: Sparse, killed: Floats, left: Floats) -> tuple[Sparse, Floats, Floats]:
-        """Return the chain of the aggregates: rates between them, of ending, and of leaving."""
         from scipy.sparse import csr_array
 
         n, m = len(left), self.count
@@ -170,7 +159,6 @@ class _Level:
         return self._rest
 
     def left_over(self, b: NDArray[Any], x: NDArray[Any]) -> NDArray[Any]:
-        """Return the residual."""
         r = np.empty_like(x)
         self._left_over(self._starts, self._stops, *self._moves, b, x, r)
         return r

@@ -34,16 +34,15 @@ from nlflow.markov.walks import Positions, Walks
 class MarkovChain(Transitions):
     """The chain that moves from node i to node j with probability P_ij = w_j k_ij / d_i.
 
-    P is the averaging operator of an affinity, symmetric or not (arXiv 2312.00751, section 3). States are the nodes of
-    the domain, numbered in C order.
+    P is the averaging operator of an affinity (arXiv 2312.00751, section 3). States are the nodes of the domain,
+    numbered in C order.
 
     Parameters
     ----------
     affinity : Affinity
         Used as it is, not symmetrized.
     laziness : float
-        Probability in [0, 1) to stay at each move, on top of P: the operator is laziness I + (1 - laziness) P. Above 0
-        no chain is periodic.
+        Probability in [0, 1) to stay at each move, on top of P: the operator is laziness I + (1 - laziness) P.
     memory_limit : float, optional
         Bytes that the matrix and what is computed with it may take; by default that of `nlflow.errors.memory_limit`.
 
@@ -78,7 +77,7 @@ class MarkovChain(Transitions):
         rtol : float
             By how much the sum of a row may differ from 1; rows are divided by their sums.
         balance : float, optional
-            Largest relative difference of pi_i P_ij and pi_j P_ji; the mean takes the place of both. By default the
+            Largest relative difference of pi_i P_ij and pi_j P_ji; their mean takes the place of both. Without it the
             chain is taken as it is.
         laziness, memory_limit : float
             As of the class.
@@ -133,8 +132,7 @@ class MarkovChain(Transitions):
         Parameters
         ----------
         graph : Affinity, annotated data, or what `affinity_from_graph` takes
-            SciPy's arrays, networkx' graphs, edges, matrices. Of annotated data (with `obsp`, as AnnData has) the
-            matrix `key`, "connectivities" by default.
+            Of annotated data (with `obsp`, as AnnData has) the matrix `key`, "connectivities" by default.
         key : str, optional
             Of annotated data, or the attribute of networkx' edges that has the weight.
         laziness, memory_limit : float
@@ -147,11 +145,13 @@ class MarkovChain(Transitions):
         """
         return cls(of_graph(graph, key, memory_limit), laziness=laziness, memory_limit=memory_limit)
 
-    def pseudotime(self, root: int, *, modes: int = 10, branching: bool = False, rtol: float = 1e-9) -> Pseudotime:
+    def pseudotime(
+        self, root: int, *, modes: int = 10, branching: bool = False, rtol: float | None = None
+    ) -> Pseudotime:
         """Return diffusion pseudotime of each node from a root, and the branches on the way.
 
         dpt(i, j)^2 = sum_{l >= 1} (mu_l / (1 - mu_l))^2 (psi_l(i) - psi_l(j))^2 with the eigenpairs of pi^1/2 P
-        pi^-1/2, the constant mode being left out (Haghverdi et al. 2016, doi 10.1038/nmeth.3971).
+        pi^-1/2, the constant mode left out (Haghverdi et al. 2016, doi 10.1038/nmeth.3971; scanpy adds it).
 
         Parameters
         ----------
@@ -161,8 +161,8 @@ class MarkovChain(Transitions):
             How many of the leading modes, with the constant one, are summed; at most N, and N - 1 beyond 1000 states.
         branching : bool
             Find three tips and their branches.
-        rtol : float
-            Of the modes.
+        rtol : float, optional
+            Of the modes; see `modes`.
 
         Returns
         -------
@@ -172,10 +172,6 @@ class MarkovChain(Transitions):
         ------
         InputError
             For a chain that is not reversible, or not irreducible, and a root that does not exist.
-
-        Notes
-        -----
-        scanpy adds (psi_0(i) - psi_0(j))^2, which is 0 where all degrees are equal.
         """
         root = check_integer("root", root, minimum=0)
         if root >= self.states:
@@ -198,30 +194,28 @@ class MarkovChain(Transitions):
         """Return the probability that a walker from each node meets the target before the source.
 
         q = 0 on the source, 1 on the target, (Pq)_i = q_i elsewhere (E and Vanden-Eijnden 2006, doi
-        10.1007/s10955-005-9003-9).
+        10.1007/s10955-005-9003-9). O(N^3) up to 1000 states. Beyond, relative errors are at most 1e-10 for graphs and
+        1e-6 for other symmetric k (1e-3 in float32); those of entries below 1e-3 of the largest are relative to that.
 
         Parameters
         ----------
         source, target : int, array of int, or array of bool of shape ``domain.shape``
             Nodes, without one in common.
         backward : bool
-            Return the probability that a walker who is at a node in the long run came from the source last, and not
-            from the target.
+            Return the probability that a walker who is at a node in the long run came from the source last.
 
         Returns
         -------
         array of shape ``domain.shape``
-            float64. Up to 1000 states, and of matrices, by state reduction in O(N^3) time: each entry keeps its digits,
-            however small. Beyond, relative errors are at most 1e-10 for graphs and 1e-6 for symmetric k whose moves are
-            not listed (1e-3 in float32); those of entries below 1e-3 of the largest are relative to that.
+            float64.
 
         Raises
         ------
         InputError
-            For nodes that do not exist, that are both source and target, where walks from some node meet neither, and
-            with `backward` for a chain with transient states.
+            For nodes that do not exist or are both source and target, where walks from some node meet neither, and with
+            `backward` for a chain with transient states.
         NumericalError
-            Where the digits are not reached for more than 4096 states.
+            Where the digits are not reached.
         """
         a, b = self._nodes("source", source), self._nodes("target", target)
         if np.any(a & b):
@@ -233,8 +227,8 @@ class MarkovChain(Transitions):
     def absorption(self, targets: Mapping[Any, Any] | Sequence[Any]) -> Absorption:
         """Return the probabilities that walkers from each node end in each of K targets (fates), and when they end.
 
-        X = R + Q X and t = 1 + Q t, with the moves Q between the other nodes and R to the targets; as exact as
-        `committor`, errors being relative to the largest entry of a column beyond 1000 states.
+        X = R + Q X and t = 1 + Q t, with the moves Q between the other nodes and R to the targets. Errors are those of
+        `committor`, beyond 1000 states relative to the largest entry of a column.
 
         Parameters
         ----------
@@ -292,7 +286,7 @@ class MarkovChain(Transitions):
         Returns
         -------
         array of shape ``domain.shape``
-            float64; as exact as `committor`.
+            float64, with errors as of `committor`.
 
         Raises
         ------
@@ -304,10 +298,7 @@ class MarkovChain(Transitions):
         return self._shaped(self._passages.times(self._nodes("target", target)))
 
     def mean_first_passage_time(self, source: Any, target: Any) -> float:
-        """Return the mean number of moves to the target of walkers that start in the source as in the long run.
-
-        The mean of `hitting_times` over the source, weighed by pi. From a single node it is the hitting time, in any
-        chain.
+        """Return the mean of `hitting_times` over the source, weighed by pi.
 
         Raises
         ------
@@ -320,8 +311,8 @@ class MarkovChain(Transitions):
     def mean_first_passage_times(self) -> Floats:
         """Return the mean numbers of moves between all pairs of nodes, from row to column, shape (N, N).
 
-        By state reduction, so that each keeps its digits however slow the chain is; 0 on the diagonal. Infinite where
-        walks may end without meeting the column's node. O(N^3) time, and as much again for each transient state.
+        0 on the diagonal; infinite where walks may end without meeting the column's node. O(N^3) time by state
+        reduction, and as much again for each transient state.
 
         Raises
         ------
@@ -364,15 +355,14 @@ class MarkovChain(Transitions):
         Parameters
         ----------
         eps : float
-            In (0, 1), at least 1e-12: smaller distances are rounding.
+            In (0, 1), at least 1e-12.
         start : int or array, optional
-            Node number or law; one average a move. Without it the worst starting node, by squaring the matrix:
-            O(N^3 log k).
+            Node number or law; one average a move. Without it the worst starting node, O(N^3 log k).
 
         Raises
         ------
         InputError
-            For a chain with several closed classes, or a periodic one, which never mixes.
+            For a chain with several closed classes, or a periodic one.
         NumericalError
             Where a million moves from a start do not suffice.
         """
@@ -386,7 +376,7 @@ class MarkovChain(Transitions):
         return mixing_time(self._law, eps, None if start is None else self._laws(start))
 
     def mixing_bounds(self, eps: float = 0.25) -> tuple[float, float]:
-        """Return lower and upper bounds of the worst-case mixing time from the spectral gap of a reversible chain.
+        """Return lower and upper bounds of the worst-case mixing time of a reversible chain.
 
         (t_rel - 1) log(1 / (2 eps)) <= t_mix(eps) <= t_rel log(1 / (eps min pi)), with t_rel = 1 / gap (Levin and
         Peres, Markov Chains and Mixing Times, 2nd ed. 2017, theorems 12.4 and 12.5).
@@ -406,16 +396,12 @@ class MarkovChain(Transitions):
         return max((1 / (gap + unknown) - 1) * math.log(1 / (2 * eps)), 0.0), upper
 
     def distance_to_limit(self, v: Any, steps: int) -> Floats:
-        """Return the norm of P^k v - pi^T v in `norm_weights`, over all channels, for k = 0 ... `steps`.
-
-        For reversible chains it is at most |mu_2|^k times its value at k = 0.
-        """
+        """Return the norm of P^k v - pi^T v in `norm_weights`, over all channels, for k = 0 ... `steps`."""
         u = self.affinity.check_signal("v", v)
         distance, count = self._distance(u), check_integer("steps", steps, minimum=0)
         return np.array([distance(moved) for moved in islice(self._moves.averages(u), count + 1)])
 
     def _distance(self, v: Array) -> Callable[[Array], float]:
-        """Return the function that measures how far a signal is from the limit of `v`, in `norm_weights`."""
         limit, xp = self.limit(v), namespace(v)
         weights = over_channels(constant_like(self.norm_weights, xp.astype(v, xp.float64)), v)
         size = power_of_two(scalar(xp.max(xp.abs(v))))  # squares of very large and very small values have no float
@@ -459,13 +445,12 @@ class MarkovChain(Transitions):
         """Simulate independent walkers.
 
         The same `rng` gives the same walks for any number of threads. The first call builds tables in O(N^2) time and
-        memory, or O(edges) for a graph. Probabilities are drawn to within 2^-32 (a graph's to roundings in float64), so
-        that rarer moves may be missed.
+        memory, or O(edges) for a graph. Probabilities are drawn to within 2^-32, those of a graph to roundings.
 
         Parameters
         ----------
         start : int, array of int of shape (walkers,), or array of float of shape ``domain.shape``
-            Node number for all, one for each, or the law to draw it from (integers are node numbers).
+            Node number for all, one for each, or the law to draw it from.
         steps, walkers : int
         rng : seed or numpy.random.Generator, optional
             Through `numpy.random.default_rng`.
@@ -482,16 +467,15 @@ class MarkovChain(Transitions):
     def stopped_walk(self, start: Any, stop: Any, walkers: int, *, rng: Any = None) -> Positions:
         """Simulate walkers that are stopped at random, and return where.
 
-        With ``stop = lambda~ / (1 + lambda~)`` the expectation of f at the positions is NeuTRENO's equilibrium at the
-        start, u* = lambda~ ((1 + lambda~) I - P)^-1 f.
+        With ``stop = lambda~ / (1 + lambda~)`` the expectation of f there is NeuTRENO's equilibrium at the start,
+        u* = lambda~ ((1 + lambda~) I - P)^-1 f.
 
         Parameters
         ----------
         start : int or array
             As in `walk`.
         stop : float or array of shape ``domain.shape``
-            Probability in (0, 1] to be stopped before each move, one for all nodes or one for each (then 0 is allowed
-            at some).
+            Probability in (0, 1] to be stopped before each move; of an array some may be 0.
         walkers : int
         rng : seed or numpy.random.Generator, optional
 

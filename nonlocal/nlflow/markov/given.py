@@ -1,4 +1,4 @@
-"""Chains as users have them: transition matrices, counts of moves, weights of a graph; each becomes an affinity."""
+"""Affinities of chains as users have them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _LONGEST = 2.0  # change of a logarithm in one step
 
 
 def of_transitions(value: Any, key: str | None, rtol: float, detailed: float | None, limit: float | None) -> Affinity:
-    """Return the affinity of probabilities P_ij: see `nlflow.MarkovChain.from_transitions`."""
+    """See `MarkovChain.from_transitions`."""
     p = _matrix("transitions", value, key, limit)
     sums = np.asarray(p.sum(axis=1), np.float64).ravel()
     off = np.abs(sums - 1)
@@ -55,7 +55,7 @@ def of_transitions(value: Any, key: str | None, rtol: float, detailed: float | N
 
 
 def of_counts(value: Any, key: str | None, reversible: bool, limit: float | None) -> Affinity:
-    """Return the affinity of the likeliest chain of counts: see `nlflow.MarkovChain.from_counts`."""
+    """See `MarkovChain.from_counts`."""
     counts = _matrix("counts", value, key, limit)
     size = counts.shape[0]
     left = np.asarray(counts.sum(axis=1), np.float64).ravel()
@@ -81,7 +81,7 @@ def of_counts(value: Any, key: str | None, reversible: bool, limit: float | None
 
 
 def of_graph(value: Any, key: str | None, limit: float | None) -> Affinity:
-    """Return the affinity of weights: see `nlflow.MarkovChain.from_graph`."""
+    """See `MarkovChain.from_graph`."""
     if hasattr(value, "obsp"):
         key = "connectivities" if key is None else key
         if str(key).endswith("distances"):  # as scanpy calls them
@@ -121,11 +121,9 @@ def _matrix(name: str, value: Any, key: str | None, limit: float | None) -> Spar
 def likeliest_fluxes(counts: Sparse) -> Sparse:
     """Return the fluxes x_ij = x_ji of the reversible chain P_ij = x_ij / sum_j x_ij that makes counts c_ij likeliest.
 
-    At the maximum x_ij = (c_ij + c_ji) / (e^u_i + e^u_j), with e^u_i = c_i / x_i (Prinz et al. 2011, doi
-    10.1063/1.3565032, eq. 29 ff.; Trendelkamp-Schroer et al. 2015, doi 10.1063/1.4934536). So u minimizes sum_{i<j}
-    (c_ij + c_ji) log(e^u_i + e^u_j) - sum_i u_i sum_{j != i} c_ij, which is convex, as in comparisons by pairs: found
-    by Newton's method, each step of which solves a Laplacian of the graph. Counts must be those of one communicating
-    class.
+    x_ij = (c_ij + c_ji) / (e^u_i + e^u_j), where u minimizes sum_{i<j} (c_ij + c_ji) log(e^u_i + e^u_j) - sum_i u_i
+    sum_{j != i} c_ij, which is convex, by Newton's method (Prinz et al. 2011, doi 10.1063/1.3565032, eq. 29 ff.;
+    Trendelkamp-Schroer et al. 2015, doi 10.1063/1.4934536). Counts must be those of one communicating class.
     """
     from scipy.sparse import csr_array, diags_array
     from scipy.sparse.linalg import spsolve

@@ -1,4 +1,4 @@
-"""The stationary law of a chain, how sure it is, whether it balances the moves, and how near other laws are to it."""
+"""The stationary law of a chain."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _LAWS: dict[int, Floats] = {}
 
 
 class StationaryLaw:
-    """What decides the long run of a walker; the laziness changes nothing of it."""
+    """The long run of a walker, with which the laziness has nothing to do."""
 
     def __init__(self, moves: Moves) -> None:
         self.moves, self.affinity, self.states = moves, moves.affinity, moves.states
@@ -51,7 +51,7 @@ class StationaryLaw:
 
     @cached_property
     def reversible(self) -> bool:
-        """Whether pi_i P_ij = pi_j P_ji for some law pi > 0: see `nlflow.MarkovChain.reversible`."""
+        """See `MarkovChain.reversible`."""
         if self.affinity.symmetric:
             return True
         rtol = 1e-5 if self.moves.single else 1e-8
@@ -74,7 +74,7 @@ class StationaryLaw:
 
     @property
     def misfit(self) -> str:
-        """How far fluxes are from balance, in words."""
+        """Fluxes' imbalance in words."""
         if self._balance is None:
             return ""
         return f" (pi_i P_ij and pi_j P_ji differ by up to {self._balance.misfit:.2g} relative)"
@@ -86,7 +86,7 @@ class StationaryLaw:
 
     @cached_property
     def symmetric_form(self) -> Affinity | None:
-        """The affinity whose k is symmetric and whose chain this is; None where it has none that is listed."""
+        """The affinity whose k is symmetric and whose chain this is, or None."""
         listed, domain = self.moves.sparse, self.affinity.domain
         if self.affinity.symmetric:
             if listed is None or self.moves.given is not None:
@@ -100,13 +100,13 @@ class StationaryLaw:
 
     @property
     def mass(self) -> Floats:
-        """w_i d_i / sum_j w_j d_j, in whose inner product P is self-adjoint when k is symmetric."""
+        """w_i d_i / sum_j w_j d_j."""
         measure = self.affinity.measure("degree", self.affinity.log_degree)
         return np.asarray(to_numpy(measure), dtype=np.float64).ravel()
 
     @cached_property
     def stationary(self) -> Floats:
-        """pi: see `nlflow.MarkovChain.stationary`."""
+        """See `MarkovChain.stationary`."""
         self.moves.require_unique("the stationary law")
         if self.affinity.symmetric:
             return self.mass
@@ -146,7 +146,7 @@ class StationaryLaw:
 
     @cached_property
     def log(self) -> Floats | None:
-        """Log pi, finite where pi underflows: see `nlflow.MarkovChain.log_law`."""
+        """See `MarkovChain.log_law`."""
         if self.affinity.symmetric:
             logs = np.asarray(to_numpy(self.affinity._log_degree_wide()), dtype=np.float64).ravel()
             logs = logs + np.log(self.affinity.domain.weights).ravel()
@@ -183,7 +183,7 @@ class StationaryLaw:
         return logs if logs is not None and np.any(np.isfinite(logs) & rare) else None
 
     def log_moves(self) -> Floats:
-        """Return log P_ij without the laziness, to full precision where P underflows and it is known."""
+        """See `MarkovChain.log_moves`."""
         known = self._logs_of_moves
         with np.errstate(divide="ignore"):  # log 0 = -inf is meant
             return np.log(self.moves.dense) if known is None else known.copy()
@@ -197,7 +197,7 @@ def _farthest(law: StationaryLaw, laws: Floats) -> float:
 
 
 def distances(law: StationaryLaw, steps: int, laws: Iterator[Floats] | None) -> Floats:
-    """Return those after 0 ... `steps` moves from a start, given by its laws, or from the worst node."""
+    """Return those after 0 ... `steps` moves from a start, or from the worst node."""
     if laws is not None:
         return np.array([_farthest(law, moved.reshape(1, -1)) for moved in islice(laws, steps + 1)])
     matrix, reached = law.moves.matrix(), np.eye(law.states)
@@ -209,10 +209,9 @@ def distances(law: StationaryLaw, steps: int, laws: Iterator[Floats] | None) -> 
 
 
 def mixing_time(law: StationaryLaw, eps: float, laws: Iterator[Floats] | None) -> int:
-    """Return the first k within `eps` of pi from a start, given by its laws, or from the worst node.
+    """Return the first k within `eps` of pi from a start, or from the worst node.
 
-    Distances of small chains are often fractions of small numbers, and equal to an `eps` such as 1/4 before they are
-    rounded. So they may pass it by their rounding.
+    Small chains have distances that equal an `eps` such as 1/4 before rounding, so they may pass it by that.
     """
     within = eps + min(1e-6 if law.moves.single else SMALLEST_DISTANCE, eps / 4)
     if laws is not None:
@@ -242,16 +241,9 @@ def mixing_time(law: StationaryLaw, eps: float, laws: Iterator[Floats] | None) -
 
 @dataclass(frozen=True)
 class Balance:
-    """The law that detailed balance along a tree gives to each class of states that communicate.
+    """The law that detailed balance gives to each communicating class, by its logarithm.
 
-    Attributes
-    ----------
-    logs : array of shape (N,)
-        Its logarithm; each class has the share of its states of the sum 1.
-    misfit : float
-        Largest relative difference of pi_i P_ij and pi_j P_ji; infinite where some move has no way back.
-    parts : array of int of shape (N,)
-        The class of each state.
+    `misfit` is the largest relative difference of pi_i P_ij and pi_j P_ji, infinite where some move has no way back.
     """
 
     logs: Floats
@@ -259,7 +251,7 @@ class Balance:
     parts: NDArray[np.int32]
 
     def fluxes(self, moves: Sparse, domain: Domain) -> SparseAffinity | None:
-        """Return pi_i P_ij, symmetric, as an affinity with the domain's nodes; None where floats do not hold it."""
+        """Return pi_i P_ij as an affinity; None where floats do not hold it."""
         from scipy.sparse import csr_array
 
         rows = np.repeat(np.arange(len(self.logs)), np.diff(moves.indptr))
@@ -273,10 +265,10 @@ class Balance:
 
 
 def balance(moves: Any) -> Balance:
-    """Return what detailed balance says of the moves of a chain, listed as a sparse matrix.
+    """Return what detailed balance says of listed moves.
 
-    log pi_j = log pi_i + log P_ij - log P_ji along the edges of a breadth-first tree. Sums run over ways that double
-    their length, so that a way of n edges has log2 n roundings.
+    log pi_j = log pi_i + log P_ij - log P_ji along a breadth-first tree, by ways that double their length: n edges have
+    log2 n roundings.
     """
     from scipy.sparse import csr_array
     from scipy.sparse.csgraph import breadth_first_order, connected_components
@@ -317,7 +309,7 @@ def balance(moves: Any) -> Balance:
 
 
 def balanced(moves: Floats | Sparse, law: Floats, rtol: float, smallest: float) -> bool:
-    """Tell whether law_i P_ij = law_j P_ji for all pairs, however rare; moves below `smallest` may have underflowed."""
+    """Tell whether law_i P_ij = law_j P_ji for all pairs; moves below `smallest` may have underflowed."""
     if not isinstance(moves, np.ndarray):
         there = moves.multiply(law[:, None]).tocsr()
         off = (abs(there - there.T) - rtol * there.maximum(there.T)).tocoo()
@@ -328,11 +320,7 @@ def balanced(moves: Floats | Sparse, law: Floats, rtol: float, smallest: float) 
 
 
 def left_eigenvector(push: Callable[[Floats], Floats], states: int) -> Floats:
-    """Return the left eigenvector at 1 as a law, by Arnoldi iteration with p -> p P alone.
-
-    The error in total variation, estimated by the residual over the distance of the next eigenvalue from 1, is at most
-    1e-6.
-    """
+    """Return the left eigenvector at 1 as a law, by Arnoldi iteration."""
     from scipy.sparse.linalg import ArpackError, ArpackNoConvergence
 
     advice = "the chain is reducible or mixes too slowly; use a wider kernel, or fewer states"

@@ -1,4 +1,4 @@
-"""The sets of states in which walkers stay for long: PCCA+ of a reversible chain, GPCCA of any other."""
+"""Sets of states in which walkers stay for long."""
 
 from __future__ import annotations
 
@@ -31,8 +31,7 @@ class MetastableSets(Brief):
     sets : array of int of shape (N,)
         The set of the largest membership.
     coarse : array of shape (m, m)
-        Moves between the sets, (chi^T D chi)^-1 chi^T D P chi with D = diag(weights); rows sum to 1, and entries may be
-        below 0.
+        Moves between the sets, (chi^T D chi)^-1 chi^T D P chi with D = diag(weights); entries may be below 0.
     stationary : array of shape (m,)
         pi^T chi.
     crispness : float
@@ -53,10 +52,7 @@ class MetastableSets(Brief):
 
 
 def metastable_sets(modes: Modes, stationary: StationaryLaw, weights: Floats) -> MetastableSets:
-    """Return as many sets as there are modes: see `nlflow.MarkovChain.metastable_sets`.
-
-    The modes span a space that P maps to itself and that has the constants; they are orthonormal in the weights.
-    """
+    """Return as many sets as there are modes, which are orthonormal in the weights and span the constants."""
     x, m = modes.vectors.copy(), len(modes.values)
     if modes.parted:
         raise InputError(
@@ -82,7 +78,6 @@ def metastable_sets(modes: Modes, stationary: StationaryLaw, weights: Floats) ->
 
 
 def _crispest(x: Floats) -> Floats:
-    """Return the memberships X A with the largest crispness that is found, from several starts."""
     m, states = x.shape[1], _corners(x)
     a: Floats = np.asarray(np.linalg.inv(x[states]), np.float64)
     changes = np.random.default_rng(0).normal(1, 0.5, (_STARTS, m, m))
@@ -107,8 +102,7 @@ def _crispness(a: Floats) -> float:
 def _climbed(x: Floats, states: list[int], a: Floats) -> Floats:
     """Return the vertex that is reached from A, each next one being the best by the slope at the last.
 
-    A convex function is nowhere below its tangents, so each is crisper, and there are finitely many. At the last the
-    slope rises to no point that is allowed, without which none can be the maximum.
+    A convex function is nowhere below its tangents, so each is crisper, and there are finitely many.
     """
     while True:
         slope = 2 * a / a[0]
@@ -123,7 +117,7 @@ def _climbed(x: Floats, states: list[int], a: Floats) -> Floats:
 def _vertex(x: Floats, states: list[int], slope: Floats) -> Floats:
     """Return the A with chi = X A >= 0, rows of which sum to 1, where <slope, A> is largest.
 
-    A linear program of m^2 numbers. Few states bound it: to `states` those are added that the others leave below 0.
+    Few states bound the linear program: to `states` those are added that the others leave below 0.
     """
     from scipy.optimize import linprog
 

@@ -1,4 +1,4 @@
-"""How a walker moves: P of an affinity as an operator, as a matrix and as a graph, and which states see which."""
+"""How a walker moves."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _NOISE = 1e-14
 
 
 class Moves:
-    """P of an affinity, forwards on laws and backwards on signals; what the laziness changes is said at each method."""
+    """P of an affinity; what the laziness changes is said at each method."""
 
     def __init__(self, affinity: Affinity, laziness: float, limit: float | None) -> None:
         self.affinity, self.laziness, self.limit = affinity, laziness, limit
@@ -38,13 +38,13 @@ class Moves:
         return "float32" in str(self.affinity.dtype)
 
     def check_room(self, what: str, needed: int, remedy: str = "use fewer states, or raise memory_limit") -> None:
-        """Raise `MemoryLimitError` where something of all states needs more than is allowed."""
+        """Raise `MemoryLimitError` for what is too large."""
         check_memory(f"{what} of {self.states} states", needed, remedy, self.limit)
 
     # ---- the operator
 
     def lazily(self, moved: Any, before: Any) -> Any:
-        """Return what the laziness makes of a move."""
+        """Apply the laziness."""
         return moved if self.laziness == 0 else self.laziness * before + (1 - self.laziness) * moved
 
     def average(self, values: Floats) -> Floats:
@@ -53,11 +53,11 @@ class Moves:
         return np.asarray(to_numpy(self.affinity._average(signal)), np.float64).reshape(values.shape)
 
     def apply(self, values: Floats) -> Floats:
-        """Return P, with its laziness, times values of shape (N,) or (N, k)."""
+        """Return P, with its laziness, times values."""
         return np.asarray(self.lazily(self.average(values), values))
 
     def averages(self, u: Array) -> Iterator[Array]:
-        """Yield P^k u for k = 0, 1, ..., of the type of u, with the laziness."""
+        """Yield P^k u for k = 0, 1, ..., with the laziness."""
         while True:
             yield u
             u = self.lazily(self.affinity._average(u), u)
@@ -86,7 +86,7 @@ class Moves:
 
     @cached_property
     def dense(self) -> Floats:
-        """All transition probabilities, shape (N, N)."""
+        """All transition probabilities."""
         n = self.states
         self.check_room("the matrix", 8 * n * n, "use fewer nodes or raise memory_limit")
         if self.given is not None:
@@ -113,7 +113,7 @@ class Moves:
         return result
 
     def matrix(self) -> Floats:
-        """Return a copy of them with the laziness."""
+        """Copy with the laziness."""
         return np.asarray(self.lazily(self.dense, np.eye(self.states)) if self.laziness else self.dense.copy())
 
     @property
@@ -130,7 +130,7 @@ class Moves:
 
     @cached_property
     def given(self) -> Sparse | None:
-        """The moves as the affinity lists them."""
+        """The affinity's list."""
         return self.affinity._transitions()
 
     @cached_property
@@ -146,19 +146,18 @@ class Moves:
 
     @property
     def listed(self) -> Any:
-        """All moves, as a sparse matrix where there is one."""
+        """All moves, sparse where possible."""
         return self.dense if self.sparse is None else self.sparse
 
     # ---- which states see which
 
     @property
     def graph_known(self) -> bool:
-        """Whether the graph of all moves is looked at, and not followed by averages."""
+        """Whether the graph of moves is looked at."""
         small = self.states <= _GRAPH_STATES or hasattr(self.affinity, "matrix") or not self.affinity.symmetric
         return small or self.sparse is not None
 
     def _neighbours(self, inside: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        """Return the states with a move into `inside`, by an average."""
         return np.asarray(self.average(inside.astype(np.float64)) > self._noise)
 
     def seeing(self, targets: NDArray[np.bool_]) -> NDArray[np.bool_]:
@@ -171,10 +170,7 @@ class Moves:
 
     @cached_property
     def _search(self) -> tuple[int, bool]:
-        """How many states can be reached from state 0, and whether moves only go between states of two colours.
-
-        Breadth first by averages, as many as there are levels; for symmetric k, where all moves go both ways.
-        """
+        """How many states can be reached from state 0, and whether moves only go between states of two colours."""
         colours = np.zeros((2, self.states), bool)
         colours[0, 0] = True
         front, level = colours[0].copy(), 0
@@ -186,30 +182,30 @@ class Moves:
 
     @cached_property
     def closed(self) -> list[NDArray[np.intp]]:
-        """Closed classes: sets of states that communicate and are never left. Of one alone limits are unique."""
+        """Sets of states that communicate and are never left."""
         return closed_classes(self.listed)
 
     @cached_property
     def irreducible(self) -> bool:
-        """Whether every state can be reached from every other."""
+        """See `MarkovChain.irreducible`."""
         if self.graph_known:
             return len(self.closed) == 1 and len(self.closed[0]) == self.states
         return self._search[0] == self.states
 
     @property
     def period(self) -> int:
-        """The period of the only closed class: see `nlflow.MarkovChain.period`."""
+        """See `MarkovChain.period`."""
         return 1 if self.laziness > 0 else self.own_period
 
     @cached_property
     def own_period(self) -> int:
-        """The period without the laziness."""
+        """Without the laziness."""
         if self.graph_known:
             return period_of(within(self.listed, self.closed[0]))
         return 2 if self._search[1] else 1
 
     def require_unique(self, what: str) -> None:
-        """Raise `InputError` when walks can end in several classes of states, where `what` is not unique."""
+        """See `MarkovChain.require_unique`."""
         if self.graph_known:
             if len(self.closed) == 1:
                 return
@@ -226,7 +222,7 @@ class Moves:
 
 
 def communicating_classes(matrix: Floats | Sparse) -> tuple[int, NDArray[np.int32]]:
-    """Return the number of classes of states that can be reached from each other, and the class of each state."""
+    """Return the number of communicating classes, and the class of each state."""
     from scipy.sparse.csgraph import connected_components
 
     count, labels = connected_components(matrix > 0, directed=True, connection="strong")
@@ -234,7 +230,7 @@ def communicating_classes(matrix: Floats | Sparse) -> tuple[int, NDArray[np.int3
 
 
 def closed_classes(matrix: Floats | Sparse) -> list[NDArray[np.intp]]:
-    """Return the classes of states that communicate and are never left, each in increasing order."""
+    """Return the classes that are never left."""
     count, labels = communicating_classes(matrix)
     if count == 1:
         return [np.arange(len(labels))]
@@ -250,22 +246,19 @@ def closed_classes(matrix: Floats | Sparse) -> list[NDArray[np.intp]]:
 
 
 def within(matrix: Floats | Sparse, inside: NDArray[np.intp]) -> Any:
-    """Return the moves between some states, which are numbered in increasing order; the matrix itself for all."""
+    """Return the moves between some states."""
     if len(inside) == matrix.shape[0]:
         return matrix
     return matrix[np.ix_(inside, inside)] if isinstance(matrix, np.ndarray) else matrix[inside][:, inside]
 
 
 def to_dense(matrix: Floats | Sparse) -> Floats:
-    """Return a matrix of moves with all its zeros."""
+    """Return a dense matrix."""
     return matrix if isinstance(matrix, np.ndarray) else np.asarray(matrix.toarray())
 
 
 def upstream(moves: Floats | Sparse, ends: NDArray[np.bool_]) -> NDArray[np.int32]:
-    """Return the states from which walks may come to some ends: these first, then the nearest, and so on.
-
-    A breadth-first search against the moves, O(edges), from one more state, into which all ends lead.
-    """
+    """Return the states from which walks may come to some ends: these first, then the nearest, and so on."""
     from scipy.sparse import csr_array
     from scipy.sparse.csgraph import breadth_first_order
 
@@ -296,10 +289,9 @@ def states_without_end(matrix: Floats | Sparse, start: NDArray[np.int64], stop: 
 
 
 def period_of(matrix: Floats | Sparse) -> int:
-    """Return the greatest common divisor of the lengths of all round trips of an irreducible chain.
+    """Return the greatest common divisor of the lengths of round trips of an irreducible chain.
 
-    From the levels of a breadth-first search: each transition i -> j closes trips whose length is level_i + 1 - level_j
-    up to multiples of the period (Denardo 1977, doi 10.1287/moor.2.1.20).
+    From the levels of a breadth-first search (Denardo 1977, doi 10.1287/moor.2.1.20).
     """
     if np.any(matrix.diagonal() > 0):
         return 1

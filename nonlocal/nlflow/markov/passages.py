@@ -29,9 +29,9 @@ Order = NDArray[np.integer[Any]]
 
 
 def node_numbers(name: str, given: Any, shape: tuple[int, ...]) -> NDArray[np.intp]:
-    """Return the numbers of nodes of a domain, in the order in which they are given; at least one.
+    """Return the numbers of nodes of a domain, at least one.
 
-    Zeros and ones, as many as there are nodes, would be the first two nodes again and again; they are refused.
+    Zeros and ones, as many as there are nodes, would be the first two nodes; they are refused.
     """
     if isinstance(given, np.ma.MaskedArray):
         raise InputError(f"{name}: got a masked array, expected a plain one; fill it")
@@ -72,8 +72,6 @@ class Absorption(Brief):
     times : array of shape ``domain.shape``
         Mean number of moves until it comes to any.
     method : str
-        "state reduction", which keeps every digit; "multigrid in float32" or "in float64", "elimination" or "conjugate
-        gradients"; "nothing to solve" where targets hold all nodes.
     error : float
         Bound of the error of probabilities relative to the largest of a target, and of times relative to the longest;
         0 for state reduction.
@@ -90,13 +88,13 @@ class Absorption(Brief):
 
 
 class Passages:
-    """The first passages of a chain between sets of nodes, which are masks of shape (N,)."""
+    """First passages between sets of nodes."""
 
     def __init__(self, law: StationaryLaw) -> None:
         self.law, self.moves, self.states = law, law.moves, law.states
 
     def committor(self, source: Nodes, target: Nodes, backward: bool) -> Floats:
-        """Return where walks meet the target first: see `nlflow.MarkovChain.committor`."""
+        """See `MarkovChain.committor`."""
         ends = source | target
         if not backward:
             return self._met(self._passing, target, ends)
@@ -105,7 +103,7 @@ class Passages:
         return self._met(self._reversed(), source, ends)
 
     def absorption(self, names: Sequence[Any], targets: Sequence[Nodes]) -> Absorption:
-        """Return where walks end that end in targets: see `nlflow.MarkovChain.absorption`."""
+        """See `MarkovChain.absorption`."""
         moves, inside = self._passing, np.logical_or.reduce(targets)
         free = self._coming(self._passing, inside)
         if len(free) < self.states - int(inside.sum()):
@@ -141,7 +139,7 @@ class Passages:
         )
 
     def times(self, target: Nodes) -> Floats:
-        """Return the mean numbers of moves to the target: see `nlflow.MarkovChain.hitting_times`."""
+        """See `MarkovChain.hitting_times`."""
         free = self._sure(target)
         times = np.where(target, 0.0, math.inf)
         found = self._ended(self._passing, free, np.ones((len(free), 1)))
@@ -149,7 +147,7 @@ class Passages:
         return times
 
     def mean_time(self, source: Nodes, target: Nodes) -> float:
-        """Return that of walkers in the long run: see `nlflow.MarkovChain.mean_first_passage_time`."""
+        """See `MarkovChain.mean_first_passage_time`."""
         times = self.times(target)[source]
         if len(times) == 1:
             return float(times[0])
@@ -166,7 +164,7 @@ class Passages:
         return float(law[seen] @ times[seen] / law.sum())
 
     def all_times(self) -> Floats:
-        """Return those between all pairs: see `nlflow.MarkovChain.mean_first_passage_times`."""
+        """See `MarkovChain.mean_first_passage_times`."""
         n, moves = self.states, self.moves.dense
         times = np.full((n, n), math.inf)
         np.fill_diagonal(times, 0.0)

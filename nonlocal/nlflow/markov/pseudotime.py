@@ -1,4 +1,4 @@
-"""Diffusion pseudotime: how far states are from a root along walks of all lengths, and the branches on the way."""
+"""Diffusion pseudotime, and branches."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Pseudotime(Brief):
 
 
 def pseudotime(modes: Modes, law: Floats, root: int, branching: bool) -> Pseudotime:
-    """Return pseudotime of shapes (N,): see `nlflow.MarkovChain.pseudotime`."""
+    """See `MarkovChain.pseudotime`."""
     # Eigenvectors of the symmetric form, orthonormal, times those of the sum over the lengths of walks.
     place = np.sqrt(law)[:, None] * modes.vectors[:, 1:] * (modes.values[1:] / (1 - modes.values[1:]))
 
@@ -68,8 +68,8 @@ def _branches(distances: list[Floats]) -> NDArray[np.int64]:
 def split_point(a: Floats, b: Floats) -> int:
     """Return the number of states before the point up to which a and b fall together, and beyond which they do not.
 
-    There Kendall's rank correlation of the states before, minus that of those after, is largest (Haghverdi et al. 2016,
-    supplement). Of more than 2000 states as many are looked at, evenly along the order.
+    There Kendall's correlation of the states before, minus that of those after, is largest (Haghverdi et al. 2016,
+    supplement). Of more than 2000 states as many are looked at.
     """
     looked = np.unique(np.linspace(0, len(a) - 1, min(len(a), _LOOKED)).astype(np.intp))
     m = len(looked)

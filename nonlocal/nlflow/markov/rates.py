@@ -1,8 +1,4 @@
-"""The slowest rates of reversible chains, 1 - mu and 1 + mu of eigenvalues mu near 1 and -1, with all their digits.
-
-1 - mu of a mu that is rounded has none of them where the chain is slow. But <v, (I - P) v> in pi is the sum of squares
-sum_ij pi_i P_ij (v_i - v_j)^2 / 2, of which each has its digits, and so has 1 + mu by (v_i + v_j)^2.
-"""
+"""The slowest rates 1 - mu and 1 + mu of reversible chains, which rounded mu do not have."""
 
 from __future__ import annotations
 
@@ -27,7 +23,7 @@ Form = Callable[[Floats], Floats]
 
 
 def form_of(flux: Floats | Sparse, sign: int) -> Form:
-    """Return V -> V^T diag(pi) (I - sign P) V as sums of squares, from fluxes pi_i P_ij, symmetric; V is (N, k)."""
+    """Return V -> V^T diag(pi) (I - sign P) V as sums of squares, of which each has its digits."""
     if isinstance(flux, np.ndarray):
         rows, columns = np.nonzero(flux)
         data = flux[rows, columns]
@@ -55,8 +51,8 @@ def form_of(flux: Floats | Sparse, sign: int) -> Form:
 def slow_pairs(form: Form, root: Floats, y: Floats, known: Floats) -> tuple[Floats, Floats]:
     """Return the rates in the span of the columns of y = pi^1/2 v, increasing, and their orthonormal vectors.
 
-    A subspace of slow vectors is taken out of it again and again: rates that are nothing beside the largest of a
-    subspace get their digits in the next one. The orthonormal vectors `known`, of rate 0, are left out.
+    A subspace of slow vectors is taken out again and again: rates that are nothing beside the largest of one get their
+    digits in the next. Vectors `known`, of rate 0, are left out.
     """
     from scipy.linalg import eigh
 
@@ -77,11 +73,9 @@ def slow_pairs(form: Form, root: Floats, y: Floats, known: Floats) -> tuple[Floa
 
 
 def all_rates(moves: Floats, root: Floats, sign: int, known: Floats) -> tuple[Floats, Floats]:
-    """Return all 1 - sign mu of a reversible chain, increasing, and their vectors as in `slow_pairs`.
+    """Return all 1 - sign mu of a reversible chain, increasing, and their vectors. O(N^3).
 
-    From all moves, (N, N), O(N^3): the matrix has its diagonal from the other entries of its rows, so that its error is
-    relative to the largest rate and not to 1. 0 where a rate is below what squares of roundings leave, 1e-20 of the
-    largest.
+    The matrix has its diagonal from the other entries of its rows, so that its error is relative to the largest rate.
     """
     from scipy.linalg import eigh
 
@@ -109,10 +103,9 @@ def all_rates(moves: Floats, root: Floats, sign: int, known: Floats) -> tuple[Fl
 def nearest_gap(moves: Floats, law: Floats | None, killed: Floats) -> tuple[float, complex, float]:
     """Return the smallest 1 - |mu| of a class of states, its mu, and a bound of its error, for any chain.
 
-    From the eigenvalues of P, whose errors are some roundings over the cosine of the angle between left and right
-    eigenvector (Wilkinson 1965), and where these do not suffice from those of an inverse of I - P that state reduction
-    gives: the largest, 1 / (1 - mu) of the slowest, keep their digits there. A closed class has a law, and its
-    eigenvalue 1 is left out; another one has None, and is left with the probabilities `killed`.
+    From the eigenvalues of P, whose errors are roundings over the cosine of the angle between left and right
+    eigenvector (Wilkinson 1965), else from those of an inverse of I - P by state reduction, the largest of which keep
+    their digits.
     """
     from scipy.linalg import eig
 

@@ -1,4 +1,4 @@
-"""State reduction: a chain with one state less, again and again, by which nothing is subtracted and all digits stay."""
+"""State reduction, by which nothing is subtracted."""
 
 from __future__ import annotations
 
@@ -13,12 +13,10 @@ _FEW = 24  # states of which passages are found one by one, as fast as by halves
 
 
 def reduce_states(rates: Floats, killed: Floats) -> Floats:
-    """Remove states one after another, the last first, in place, and return the rates at which each was left.
+    """Remove states one after another, the last first, in place, and return the rates at which each was left. O(N^3).
 
-    Row i of `rates` holds the rates of moving from i to j (the diagonal does not count), ``killed[i]`` >= 0 the rate at
-    which the walk ends in i. Below the diagonal stay the rates to the states that are left, above it the shares
-    rate_ik / left_k of the removed ones. Nothing is subtracted, so that each number keeps its digits (Grassmann, Taksar
-    and Heyman 1985, doi 10.1287/opre.33.5.1107; O'Cinneide 1993, doi 10.1007/BF01385743). O(N^3) time.
+    Below the diagonal of `rates` stay the rates to the states that are left, above it the shares rate_ik / left_k
+    (Grassmann, Taksar and Heyman 1985, doi 10.1287/opre.33.5.1107; O'Cinneide 1993, doi 10.1007/BF01385743).
     """
     n = len(rates)
     left = np.empty(n)
@@ -39,7 +37,7 @@ def reduce_states(rates: Floats, killed: Floats) -> Floats:
 
 
 def state_reduction(matrix: Floats) -> Floats:
-    """Return the stationary law of an irreducible chain by `reduce_states`, O(N^3): every entry to full precision."""
+    """Return the stationary law of an irreducible chain, O(N^3)."""
     a = np.array(matrix, dtype=np.float64)
     n = len(a)
     advice = "so the stationary law is not determined in float64; use a wider kernel or a smaller scale of the logits"
@@ -65,7 +63,7 @@ def state_reduction(matrix: Floats) -> Floats:
 
 
 def log_state_reduction(logs: Floats) -> Floats:
-    """Return the logarithm of the law from those of the moves, where floats hold neither."""
+    """Return the logarithm of the law from those of the moves."""
     a = np.array(logs, dtype=np.float64)
     n = len(a)
     for k in range(n - 1, 0, -1):
@@ -78,10 +76,7 @@ def log_state_reduction(logs: Floats) -> Floats:
 
 
 def eliminated(rates: Floats, killed: Floats, b: Floats) -> Floats:
-    """Return x with sum_j rates_ij (x_i - x_j) + killed_i x_i = b_i, for b >= 0 of shape (N,) or (N, k).
-
-    By state reduction, O(N^3 + N^2 k).
-    """
+    """Return x with sum_j rates_ij (x_i - x_j) + killed_i x_i = b_i, b >= 0, O(N^3 + N^2 k)."""
     from scipy.linalg import solve_triangular
 
     rates = np.array(rates, dtype=np.float64)
@@ -101,11 +96,10 @@ def _finite(x: Floats) -> Floats:
 
 
 def passage_times(rates: Floats, spent: Floats) -> Floats:
-    """Return the mean times between all pairs of states of an irreducible chain, (N, N), from row to column.
+    """Return the mean times between all pairs of states of an irreducible chain, from row to column, O(N^3).
 
-    ``spent[i]`` is the time in state i over the probability with which rates leave it in that time: 1 for moves of a
-    chain. One half of the states is removed for the passages within the other, and the other way round; times from the
-    removed ones follow from where walks come in. O(N^3) time.
+    One half of the states is removed for the passages within the other, and the other way round. ``spent[i]`` is the
+    time in state i over the probability with which rates leave it in that time.
     """
     n = len(rates)
     if n <= _FEW:

@@ -1,4 +1,4 @@
-"""The spectrum of a chain: eigenvalues, the gap, and the slow modes of a reversible one."""
+"""The spectrum of a chain."""
 
 from __future__ import annotations
 
@@ -60,14 +60,14 @@ class Modes(Brief):
 
 
 class Spectrum:
-    """Eigenvalues and eigenvectors of a chain, and its gap with all digits."""
+    """Eigenpairs of a chain."""
 
     def __init__(self, law: StationaryLaw) -> None:
         self.law, self.moves = law, law.moves
         self.affinity, self.states = law.affinity, law.states
 
     def eigenvalues(self) -> NDArray[Any]:
-        """Return all: see `nlflow.MarkovChain.eigenvalues`."""
+        """See `MarkovChain.eigenvalues`."""
         values: NDArray[Any]
         if self.law.reversible:
             # sqrt(pi_i) P_ij / sqrt(pi_j) without pi, which may underflow.
@@ -87,7 +87,7 @@ class Spectrum:
 
     @cached_property
     def second(self) -> tuple[float, float | complex]:
-        """The gap 1 - |mu_2|, and mu_2: see `nlflow.MarkovChain.spectral_gap`."""
+        """See `MarkovChain.spectral_gap`."""
         self.moves.require_unique("the second eigenvalue")
         if self.states == 1:
             return 1.0, 0.0
@@ -105,7 +105,7 @@ class Spectrum:
         return (slow, 1 - slow) if slow <= fast * (1 + EXACT) else (fast, fast - 1)
 
     def smallest(self) -> float:
-        """Return mu_min of a reversible chain."""
+        """See `MarkovChain.smallest_eigenvalue`."""
         return float(self.eigenvalues().min()) if self.states <= DENSE_STATES else self._lowest(math.inf) - 1
 
     def _lowest(self, enough: float) -> float:
@@ -197,7 +197,7 @@ class Spectrum:
 
     @property
     def gap_error(self) -> float:
-        """The relative error that a gap may have."""
+        """The gap's relative error."""
         if self.moves.single and self.states > DENSE_STATES:
             return _SINGLE
         return EXACT if self.states <= DENSE_STATES or self.moves.sparse is not None else _ROUGH
@@ -321,7 +321,7 @@ class Spectrum:
     # ---- modes
 
     def modes(self, count: int, rtol: float) -> Modes:
-        """Return the leading eigenpairs of a reversible chain: see `nlflow.MarkovChain.modes`."""
+        """See `MarkovChain.modes`."""
         if not self.law.reversible:
             raise InputError(
                 f"affinity: got a chain that is not reversible{self.law.misfit}, expected one with real modes; use "
@@ -346,7 +346,7 @@ class Spectrum:
     def schur(self, count: int, rtol: float, weights: Floats) -> Modes:
         """Return real Schur vectors of the eigenvalues of largest real part, orthonormal in the weights, of any chain.
 
-        They span what the eigenvectors do, but stay orthonormal where eigenvectors are complex or nearly parallel.
+        They stay orthonormal where eigenvectors are complex or nearly parallel.
         """
         root = np.sqrt(weights)[:, None]
 
@@ -431,9 +431,9 @@ class Spectrum:
         return np.concatenate([np.zeros(size), 1 - values[order]]), np.concatenate([known, vectors[:, order]], axis=1)
 
     def _multigrid(self, likes: Sparse, count: int, rtol: float) -> tuple[Floats, Floats] | None:
-        """Return the modes beside the known ones by LOBPCG with multigrid, whose iterations do not grow with N.
+        """Return the modes beside the known ones by LOBPCG with multigrid, or None.
 
-        (Knyazev 2001, doi 10.1137/S1064827500366124.) None where the residual is not reached, or no multigrid is.
+        (Knyazev 2001, doi 10.1137/S1064827500366124.)
         """
         from scipy.sparse.linalg import LinearOperator, lobpcg
 
@@ -472,10 +472,7 @@ class Spectrum:
 
 
 def constant_first(vectors: Floats, constant: Floats) -> Floats:
-    """Return vectors that span the same space, turned so that the first is the constant, of which the parts are given.
-
-    Where several eigenvalues are 1 the constant is a combination of their vectors.
-    """
+    """Return vectors that span the same space, turned so that the first is the constant."""
     m = vectors.shape[1]
     turned: Floats = vectors @ np.linalg.qr(np.column_stack([constant, np.eye(m)[:, 1:]]))[0]
     return turned

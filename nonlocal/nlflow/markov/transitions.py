@@ -1,4 +1,4 @@
-"""P of an affinity as an operator: moves, stationary law, spectrum."""
+"""P of an affinity as an operator."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from nlflow.store.notebook import card
 
 @underflowing
 class Transitions:
-    """What `nlflow.MarkovChain` knows of P without asking where walkers go."""
+    """What a chain knows of P."""
 
     def __init__(self, affinity: Affinity, *, laziness: float = 0.0, memory_limit: float | None = None) -> None:
         self.affinity = check_affinity(affinity)
@@ -41,7 +41,6 @@ class Transitions:
         return f"{type(self).__name__}({self.affinity!r}, laziness={all_digits(self.laziness)})"
 
     def _repr_html_(self) -> str:
-        """Return it for a notebook: what it says, and for up to 4096 states a row of P, pi and known eigenvalues."""
         law = ""
         if self.affinity.symmetric:
             law = shown.pictured(self.affinity, "stationary law pi", lambda: self._shaped(self._law.mass))
@@ -64,7 +63,7 @@ class Transitions:
     # ---- moves
 
     def expectation(self, v: ArrayT, steps: int = 1) -> ArrayT:
-        """Return E[v(B_k) | B_0 = i] = (P^k v)_i, the values after k attention layers (Lemma 1).
+        """Return E[v(B_k) | B_0 = i] = (P^k v)_i (Lemma 1).
 
         Parameters
         ----------
@@ -120,7 +119,7 @@ class Transitions:
 
     @property
     def log_moves(self) -> Floats:
-        """Log P_ij without the laziness, shape (N, N), to full precision where P underflows and it is known."""
+        """Log P_ij without the laziness, shape (N, N)."""
         return self._law.log_moves()
 
     # ---- structure
@@ -132,7 +131,7 @@ class Transitions:
 
     @property
     def period(self) -> int:
-        """Greatest common divisor of the lengths of all round trips, in the class in which walks end.
+        """Greatest common divisor of the lengths of all round trips in the class in which walks end.
 
         Raises
         ------
@@ -144,19 +143,18 @@ class Transitions:
 
     @property
     def reversible(self) -> bool:
-        """Whether pi_i P_ij = pi_j P_ji for some law pi > 0; then all eigenvalues are real.
+        """Whether pi_i P_ij = pi_j P_ji for some law pi > 0.
 
-        True for symmetric k; otherwise checked for all transitions, to 1e-8 relative (1e-5 where the affinity is
-        float32).
+        True for symmetric k; otherwise checked to 1e-8 relative (1e-5 where the affinity is float32).
         """
         return self._law.reversible
 
     def require_unique(self, what: str) -> None:
-        """Raise `InputError` when walks can end in several classes of states, where `what` is not unique."""
+        """Raise `InputError` when walks can end in several classes of states."""
         self._moves.require_unique(what)
 
     def require_limit(self, what: str) -> None:
-        """Raise `InputError` when P^k does not converge to one law, so that `what` does not exist."""
+        """Raise `InputError` when P^k does not converge to one law."""
         self.require_unique(what)
         if self.period > 1:
             raise InputError(
@@ -170,8 +168,8 @@ class Transitions:
     def stationary(self) -> Floats:
         """The stationary law pi = pi P, shape ``domain.shape``, float64, summing to 1 (Lemma 2).
 
-        pi_i = w_i d_i / sum_j w_j d_j for symmetric k; otherwise each entry has all digits up to 1000 states, in O(N^3)
-        time, and is right to 1e-10 relative beyond. pi = 0 in transient states.
+        pi_i = w_i d_i / sum_j w_j d_j for symmetric k; otherwise by state reduction up to 1000 states, O(N^3), and to
+        1e-10 relative beyond. pi = 0 in transient states.
 
         Raises
         ------
@@ -197,10 +195,7 @@ class Transitions:
 
     @cached_property
     def norm_weights(self) -> Floats:
-        """Weights of the nodes in the norm of a signal: pi, or w / sum w where transient states have pi = 0.
-
-        In the norm of pi no average is longer than its signal.
-        """
+        """Weights of the nodes in the norm of a signal: pi, or w / sum w where transient states have pi = 0."""
         law = self.stationary
         if self.affinity.symmetric or len(self._moves.closed[0]) == self.states:
             return law
@@ -208,12 +203,12 @@ class Transitions:
         return np.asarray(weights / weights.sum())
 
     def limit(self, v: ArrayT) -> ArrayT:
-        """Return pi^T v, the constant to which P^k v converges (arXiv 2312.00751, eq. 20), broadcastable to `v`.
+        """Return pi^T v, the constant to which P^k v converges (arXiv 2312.00751, eq. 20).
 
         Raises
         ------
         InputError
-            For a chain with several closed classes, or a periodic one, which has no such limit.
+            For a chain with several closed classes, or a periodic one.
         """
         u = self.affinity.check_signal("v", v)
         self.require_limit("the limit of P^k v")
@@ -224,11 +219,7 @@ class Transitions:
     # ---- the spectrum
 
     def eigenvalues(self) -> NDArray[Any]:
-        """Return all eigenvalues by decreasing modulus: real for reversible chains, complex otherwise.
-
-        O(N^3) time, all transitions in memory; of any chain. `spectral_gap` has the digits of 1 - |mu_2|, which these
-        lack where it is small.
-        """
+        """Return all eigenvalues by decreasing modulus: real for reversible chains, complex otherwise. O(N^3)."""
         self._moves.check_room("all eigenvalues", 32 * self.states**2, "use second_eigenvalue")
         return self._spectrum.eigenvalues()
 
@@ -247,8 +238,8 @@ class Transitions:
     def spectral_gap(self) -> float:
         """1 - |mu_2|, the absolute gap; 0 for periodic chains.
 
-        The error is relative to the gap, however small that is: 1e-10 up to 1000 states and for reversible graphs, else
-        1e-6 (1e-3 in float32). Up to 1000 states O(N^3) time.
+        The error relative to the gap is at most 1e-10 up to 1000 states, O(N^3), and for reversible graphs; else 1e-6
+        (1e-3 in float32).
 
         Raises
         ------
@@ -275,18 +266,17 @@ class Transitions:
             )
         return self._spectrum.smallest()
 
-    def modes(self, count: int, *, rtol: float = 1e-9) -> Modes:
+    def modes(self, count: int, *, rtol: float | None = None) -> Modes:
         """Return the leading eigenpairs of a reversible chain.
 
-        O(N^3) time up to 1000 states; beyond by iteration, one average a step. Each closed class has the eigenvalue 1
-        once.
+        O(N^3) time up to 1000 states; beyond by iteration, one average a step.
 
         Parameters
         ----------
         count : int
             At most N, and N - 1 beyond 1000 states.
-        rtol : float
-            Largest residual; float32 affinities need a larger one.
+        rtol : float, optional
+            Largest residual; by default 1e-9, or 1e-5 where averages are in float32.
 
         Raises
         ------
@@ -296,30 +286,34 @@ class Transitions:
             Where the residual is not reached.
         """
         count = check_integer("count", count, minimum=1)
-        rtol = check_number("rtol", rtol, minimum=0, strict=True)
+        rtol = self._residual_of_modes(rtol)
         most = self.states if self.states <= DENSE_STATES else self.states - 1
         if count > most:
             raise InputError(f"count: got {count}, expected at most {most} of {self.states} states")
         return self._spectrum.modes(count, rtol)
 
-    def metastable_sets(self, count: int, *, weights: Any = None, rtol: float = 1e-9) -> MetastableSets:
+    def _residual_of_modes(self, given: float | None) -> float:
+        usual = 1e-5 if self._moves.single else 1e-9
+        return check_number("rtol", usual if given is None else given, minimum=0, strict=True)
+
+    def metastable_sets(self, count: int, *, weights: Any = None, rtol: float | None = None) -> MetastableSets:
         """Return sets of states that walkers seldom leave, by robust Perron cluster analysis (PCCA+, GPCCA).
 
-        chi = X A, with A such that chi >= 0, rows sum to 1, and the sets are as crisp as may be. X has the leading
-        modes of a reversible chain (PCCA+: Deuflhard and Weber 2005, doi 10.1016/j.laa.2004.10.026; Roeblitz and Weber
-        2013, doi 10.1007/s11634-013-0134-6), and of any other the real Schur vectors of the eigenvalues with the
-        largest real parts (GPCCA: Reuter et al. 2018, doi 10.1021/acs.jctc.8b00079).
+        chi = X A, with A such that chi >= 0, rows sum to 1, and the sets are as crisp as several starts find. X has the
+        leading modes of a reversible chain (PCCA+: Deuflhard and Weber 2005, doi 10.1016/j.laa.2004.10.026; Roeblitz
+        and Weber 2013, doi 10.1007/s11634-013-0134-6), and of any other the real Schur vectors of the eigenvalues with
+        the largest real parts (GPCCA: Reuter et al. 2018, doi 10.1021/acs.jctc.8b00079). O(N^3) time up to 1000 states.
 
         Parameters
         ----------
         count : int
             m >= 2, and for GPCCA at most N - 2.
         weights : array of shape ``domain.shape``, optional
-            > 0, of the inner product in which sets are crisp; divided by their sum. By default pi (of several closed
-            classes each has the share of its states), and the weights of the nodes where states are transient. Weights
-            that are given make it GPCCA.
-        rtol : float
-            Of the modes.
+            > 0, of the inner product in which sets are crisp. By default pi (of several closed classes each has the
+            share of its states), and the weights of the nodes where states are transient. Weights that are given make
+            it GPCCA.
+        rtol : float, optional
+            Of the modes; see `modes`.
 
         Returns
         -------
@@ -332,16 +326,11 @@ class Transitions:
             For weights that are not positive, and a count that parts two conjugate or equal eigenvalues.
         NumericalError
             As `modes`.
-
-        Notes
-        -----
-        The crispest A is sought from several starts; where there are no clear sets a crisper one may exist. O(N^3) time
-        up to 1000 states.
         """
         m = check_integer("count", count, minimum=2)
         if weights is None and self.reversible:
             return metastable_sets(self.modes(m, rtol=rtol), self._law, self._law.of_parts)
-        rtol = check_number("rtol", rtol, minimum=0, strict=True)
+        rtol = self._residual_of_modes(rtol)
         if m > self.states - 2:
             raise InputError(f"count: got {m}, expected at most {self.states - 2} of {self.states} states")
         inner = self._weights_of_sets(weights)

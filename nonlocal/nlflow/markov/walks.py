@@ -19,7 +19,7 @@ _MOST_MOVES = 2**39
 
 
 class Walks:
-    """Walks with the moves of a chain, whose tables are built once."""
+    """Walks, whose tables are kept."""
 
     def __init__(self, moves: Moves) -> None:
         self.moves = moves
@@ -34,7 +34,7 @@ class Walks:
         return EdgeTables(csr_array(moves.lazily(moves.sparse, eye_array(moves.states))))
 
     def walk(self, start: Any, steps: Any, walkers: Any, rng: Any, record: bool) -> Positions:
-        """Return where walkers come to: see `nlflow.MarkovChain.walk`."""
+        """See `MarkovChain.walk`."""
         generator = check_generator(rng)
         steps = check_integer("steps", steps, minimum=0)
         states = self._starts(start, walkers, generator)
@@ -44,7 +44,7 @@ class Walks:
         return self._tables.walk(states, steps, generator, record)
 
     def stopped(self, start: Any, stop: Any, walkers: Any, rng: Any) -> Positions:
-        """Return where walkers are stopped: see `nlflow.MarkovChain.stopped_walk`."""
+        """See `MarkovChain.stopped_walk`."""
         generator = check_generator(rng)
         values = self._chances(stop)
         states = self._starts(start, walkers, generator)
@@ -85,14 +85,14 @@ class Walks:
 
 
 class Tables:
-    """What draws the next states of a chain: arrays, and the compiled loops that read them."""
+    """Arrays that draw the next states, and the compiled loops that read them."""
 
     kind: str  # of the chain, as the loops call it
     _drawn: tuple[NDArray[Any], ...]
     _loop: Any
 
     def walk(self, states: Positions, steps: int, rng: np.random.Generator, record: bool) -> Positions:
-        """Return the positions after `steps` moves, or all of them, (steps + 1, walkers), with `record`."""
+        """Return the positions after `steps` moves, or all of them with `record`."""
         if steps > 2 * _MOST_MOVES:
             raise InputError(f"steps: got {steps}, expected at most 2^40, the numbers that there are for one walker")
         keys = rng.integers(0, 2**64, size=-(-len(states) // _CALL), dtype=np.uint64)
@@ -108,7 +108,7 @@ class Tables:
         return np.stack(history) if record else states
 
     def walk_stopped(self, states: Positions, stop: Floats, rng: np.random.Generator) -> Positions:
-        """Return the positions in which walkers are stopped, with probability ``stop[state]`` before each move."""
+        """Return the positions in which walkers are stopped."""
         # 2^-60 of all walkers are missed where stopping is uniform; elsewhere a walker needs its time to come by.
         expected = 60 * np.log(2) / max(float(stop.mean()), 1e-300)
         most = int(min(max(1000 * expected, 10**6), _MOST_MOVES))
@@ -127,10 +127,7 @@ class Tables:
 
 
 class AliasTables(Tables):
-    """Tables that draw the next state of a chain at constant cost (Walker 1977, doi 10.1145/355744.355749).
-
-    Probabilities (N, N) are drawn to within 2^-32 each; a move of probability 0 does not happen.
-    """
+    """Tables that draw the next state at constant cost, to 2^-32 (Walker 1977, doi 10.1145/355744.355749)."""
 
     kind = "tables"
 
@@ -148,10 +145,7 @@ class AliasTables(Tables):
 
 
 class EdgeTables(Tables):
-    """Sums of probabilities along the edges of a sparse chain: O(edges) memory, O(log edges of a state) a move.
-
-    Each row has some probability > 0; sums of them are drawn to roundings in float64.
-    """
+    """Sums of probabilities along the edges: O(edges) memory, O(log edges of a state) a move."""
 
     kind = "edges"
 
@@ -166,7 +160,7 @@ class EdgeTables(Tables):
 
 
 def check_law(value: Any, shape: tuple[int, ...]) -> Floats:
-    """Return a start as probabilities of the nodes, shape `shape`, or raise `InputError`."""
+    """Return a start as probabilities of the nodes."""
     law = check_floats("start", value)
     if law.shape != shape:
         raise InputError(f"start: got shape {law.shape}, expected a node number or probabilities of shape {shape}")

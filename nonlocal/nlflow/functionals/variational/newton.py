@@ -32,7 +32,7 @@ class Found:
 
 @dataclass
 class Problem:
-    """a J_p(u) + sum_i r_i g(u_i, f_i) for an f (N, D) of size about 1; `rigid` is r, `dual` a field for `Misfit.bent`."""
+    """a J_p(u) + sum_i r_i g(u_i, f_i) for an f (N, D) of size about 1; `dual` is a field for `Misfit.bent`."""
 
     jp: Jp
     f: Floats
