@@ -128,7 +128,7 @@ def sinkhorn(
     kernel : Kernel, or array_like of shape (N, N)
         What is scaled; a matrix of k_ij >= 0 is taken as it is.
     domain : Points or Grid
-        With equal weights where k has zeros. For a matrix N points of weight 1 each by default.
+        With equal weights for a mask, or a matrix, that leaves zeros. For a matrix N points of weight 1 by default.
     features : array_like of shape (N, d), optional
         What the kernel compares; positions of the nodes by default.
     queries : array_like of shape (N, d), optional

@@ -78,9 +78,9 @@ def affinity_from_graph(
     Notes
     -----
     Repeated edges add up; self-loops count in the degree, not in J. A node that no edge leaves keeps its value, and its
-    w_i d_i is the mean of the others'. Where k_ij and k_ji differ, functionals take K = k + k^T; chains and
-    `AttentionFlow` average at i over the nodes j that edges lead to from i (messages of torch_geometric run the other
-    way).
+    w_i d_i is the mean over nodes that edges leave. Where k_ij and k_ji differ, functionals take K = k + k^T; chains
+    and `AttentionFlow` average at i over the nodes j that edges lead to from i (messages of torch_geometric run the
+    other way).
 
     Examples
     --------

@@ -38,7 +38,7 @@ class SparseAffinity(Affinity):
     domain : Domain
     edges : scipy.sparse.csr_array of shape (N, N)
         W_ij = w_i w_j k_ij >= 0, with or without a diagonal. Shared, not copied. A node without edges keeps its value
-        in averages; its w_i d_i is then the mean of the others'.
+        in averages; its w_i d_i is then the mean over nodes with edges.
     kernel : Kernel, optional
         That the weights come from; `edges` are without its amplitude.
     dtype : dtype, optional
