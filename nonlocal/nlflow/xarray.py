@@ -121,8 +121,8 @@ class Accessor:
         Raises
         ------
         InputError
-            Where the dimensions of an image are not known, for coordinates that differ, for a chunked array with
-            options that need the whole image, and as `nlflow.denoise`.
+            Where the dimensions of an image are not known, for a chunked array with options that need the whole image,
+            and as `nlflow.denoise`.
         """
         for name in _NAMED:
             if name in more:

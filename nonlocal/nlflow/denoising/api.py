@@ -60,64 +60,55 @@ def denoise(
     options: Options | None = None,
     **more: Any,
 ) -> Any:
-    r"""Denoise an image, a volume, a clip or a signal, with channels or without, with a nonlocal flow of its patches.
+    """Denoise an image, a volume, a clip or a signal, with channels or without, by a nonlocal flow of its patches.
 
-    ``pixels`` is the E-flow of patch tokens under the patch kernel of nonlocal means, with a scalar fidelity for each
-    pixel. ``fast``, ``balanced`` and ``best`` are flows of groups of alike patches (blocks in volumes and clips) with a
-    fidelity matrix for each group, Lambda = C / s^2 of the group's covariance C, so that a semi-implicit step is the
-    local Wiener (nonlocal Bayes) filter. `nlflow.denoising.groupwise` states kernel, functional, integrator and
-    stopping of each.
+    ``pixels`` is the E-flow of pixels under the patch kernel of nonlocal means, with a scalar fidelity for each pixel.
+    ``fast``, ``balanced`` and ``best`` are flows of groups of alike patches (blocks in volumes and clips) with a
+    fidelity matrix for each group, Lambda = C / s^2 of the group's covariance C and the noise s that is left: a
+    semi-implicit step is the local Wiener (nonlocal Bayes) filter.
 
     Parameters
     ----------
     image : array_like or tensor
         (N,) signal, (H, W) image or (Z, H, W) volume; with channels (N, C), (H, W, C) or (Z, H, W, C). Integers,
-        booleans and floats. NaN and masked samples are missing, and so is a value that stands for "no data"; see the
-        notes. Infinity is refused unless it is masked, or `mask` says that it is missing. A torch tensor (of floats)
-        gives a tensor on its device; see the notes. A Series or DataFrame of pandas, each column of numbers a signal of
-        its own, and a DataArray or Dataset of xarray come back with their names, types (integers are rounded), units
-        and missing numbers.
+        booleans and floats; NaN and masked samples are missing. A torch tensor of floats gives a tensor on its device.
+        Of a pandas DataFrame each column of numbers is a signal of its own; objects of pandas and xarray come back as
+        such, integers rounded.
     sigma : float or array_like, optional
         Standard deviation of the noise **in the units of the input** (grey levels 0...255 for uint8): a number, one
         number a channel, one number a slice or frame (Z,), or a map of the spatial shape (or of the image's). Samples
-        with a 0 in an array are left as they are. Estimated when not given: one number for all channels, the mean of
-        their estimates, where these are within a quarter of each other; otherwise one a channel.
+        with a 0 in an array are left as they are. Estimated when not given.
     quality : {'fast', 'balanced', 'best', 'pixels'}
-        How much time quality is worth: one step of the flow of groups, several, or more on more groups. 'pixels' is the
-        flow of pixels, with parameters of its own, for images and signals.
+        'pixels' has parameters of its own, and is for images and signals.
     noise : {'auto', 'white', 'poisson', 'rician', 'impulses', 'hot'} or Noise
-        'auto' finds out which noise it is when no `sigma` is given (`nlflow.estimate_noise`), and says in a warning
-        where it is not sure. 'white' estimates the strength alone; a model of `nlflow.denoising.noise` says all of it.
-        'poisson' is for counts (`Poisson`), 'rician' for magnitudes of complex samples, whose noise is `sigma` or is
-        found (`Rician`). 'impulses' and 'hot' find samples that tell nothing (`Impulses`, `HotPixels`), which are
-        filled in, beside white noise. ``pixels`` counts correlated noise as the white noise that comes nearest.
+        'auto' finds out which noise it is when no `sigma` is given (`nlflow.estimate_noise`). 'white' estimates the
+        strength alone. 'poisson' is for counts (`Poisson`), 'rician' for magnitudes of complex samples (`Rician`).
+        'impulses' and 'hot' find samples that tell nothing (`Impulses`, `HotPixels`) beside white noise, and fill them
+        in. ``pixels`` takes correlated noise for white noise.
     channel_axis : int, optional
-        Axis of colours or channels; all of them say which patches are alike. A constant channel, such as an opaque
-        alpha channel, counts as none and comes back as it is.
+        Axis of colours or channels; all of them say which patches are alike. Constant channels come back as they are.
     axes : str, optional
         What each axis is, one letter each: T (time), Z, Y, X and C (channels), such as 'ZYX', 'TYXC' or 'CZYX'. At most
         three of T, Z, Y and X, T first among them. With T before two others the image is a clip: the search follows
         motion from frame to frame. Without `axes` an array of three axes is a volume if each has at least 8 samples.
-        Of a tensor one more axis may be B, a batch whose items are denoised side by side, each as if it were alone.
+        Of a tensor one more axis may be B, a batch whose items are denoised each by itself.
     spacing : array_like, optional
         Distance of samples along each axis but that of the channels, in any unit: patches and windows of a volume are
-        thinner along axes whose samples lie farther apart; in images, signals and clips it changes nothing. Equal by
-        default.
+        thinner along axes whose samples lie farther apart. Equal by default; without effect elsewhere.
     mask : array_like of bool, or 'nan', optional
         True, or a number that is not 0, where samples are **missing** and are to be filled in, whatever their values.
         Of the spatial shape, or of the image's (a pixel is missing where any channel is). ``'nan'``: what is not finite
         is missing.
     keep : array_like of bool, optional
-        True where the result is the input, unless it is missing. These samples still help to denoise the others.
+        True where the result is the input, unless it is missing.
     preserve_range : bool
         Keep the units of an integer input. By default integers come back as scikit-image converts them to float
-        (uint8: 0...1). Floating-point input keeps its units in either case.
+        (uint8: 0...1).
     return_info : bool
         Return ``(result, info)`` with a `DenoiseInfo`.
     progress : bool or callable
-        True for a progress bar on stderr. A callable gets the share of the work that is done, never falling and 1 at
-        last, in the calling thread. What it raises ends the call and comes out of it. A `nlflow.denoising.Trail` is
-        such a callable, and keeps the course of the flow.
+        True for a progress bar on stderr. A callable gets the share of the work that is done; what it raises ends the
+        call. A `nlflow.denoising.Trail` keeps the course of the flow.
     options : Options, optional
         All else: `nlflow.denoising.Options`.
     **more
@@ -132,40 +123,25 @@ def denoise(
     Raises
     ------
     InputError
-        Naming the argument: infinity, nothing but missing samples, wrapped phases and label images without `sigma` and
-        `noise`, empty, complex, wrong number of dimensions, negative numbers, maps and masks of another shape, a mask
-        that hides everything, negative counts, and integers of 32 or 64 bits without `preserve_range` whose values fit
-        16 bits: scikit-image divides them by 2^31 or 2^63.
+        For infinity, nothing but missing samples, arguments of wrong shape or range, wrapped phases and label images
+        without `sigma` and `noise`, and integers of 32 or 64 bits without `preserve_range` whose values fit 16 bits.
     MemoryLimitError
         When not even the smallest strip, or for ``pixels`` the padded image, fits `max_memory`.
 
-    Warns
-    -----
-    NlflowWarning
-        ``pixels``: when the search window is larger than the image and is shrunk. For integers, when `sigma` is less
-        than their rounding adds, as a number for values from 0 to 1 is.
-
     Notes
     -----
-    ``pixels`` costs O(N (2 r + 1)^n) for N nodes, whatever the patch size, and up to 250 MB for weights. Groups cost
-    O(G ((2 r + 1)^n D + m D^2 + D^3)) a step for G groups of m patches of D samples, and of a large image in single
-    precision some 60 (``fast``), 80 (``balanced``) and 130 bytes (``best``) a node and channel, of a small one more.
-    The result scales and shifts with the input but for what rounding decides, where squares of the samples are in the
-    range of single precision. On a CPU it has the same bits for any number of threads, and on another processor it is
-    the same to a bound (docs/processors.md).
+    ``pixels`` costs O(N (2 r + 1)^n) for N nodes along n axes and a search radius r. Groups cost
+    O(G ((2 r + 1)^n D + m D^2 + D^3)) a step for G groups of m patches of D samples. The result on a CPU does not
+    depend on the number of threads.
 
-    What nobody has asked to fill in stays as it is, in all channels of a pixel (with `separate` in its own): NaN; the
-    samples that a masked array hides, which gives a masked array; and a value that stands for "no data" (-9999, 0 in
-    holes), where all channels of a pixel have it, and it is an end of the range,
-    in areas, that no other sample comes near, or the only value that repeats (a guess, of which a warning
-    tells). An alpha channel that is nearly everywhere 0 or full stays, and what it hides counts as missing if that has
-    one colour. With a `mask` neither of the two is looked for. All of this is told in ``info.given``. A mosaic of
-    colours (the raw picture of a camera) is denoised as it is, with the noise between samples of one colour.
+    Samples stay as they are where they are NaN, hidden by a masked array, or of a value that stands for "no data"
+    (-9999, 0 in holes; a guess, which a warning or ``info.given`` names), unless `mask` has them filled in. An alpha
+    channel that is nearly everywhere 0 or full stays too. With a `mask` neither of the two is looked for. A mosaic of
+    colours (the raw picture of a camera) is denoised as it is.
 
     A tensor that requires a gradient is denoised with derivatives for groups held still: groups, principal channels and
-    an estimated noise are constants (`nlflow.denoising.derivatives` has products with the Jacobian). It is refused for
-    an item that is returned unchanged, and for `mask`, `stopping` and models of noise that is not white. Masks and such
-    models are met on the host. ``pixels``, clips and `separate` are refused for tensors.
+    an estimated noise are constants. It is refused for an item that is returned unchanged, and for `mask`, `stopping`
+    and models of noise that is not white. ``pixels``, clips and `separate` are refused for tensors.
 
     References
     ----------
@@ -294,13 +270,13 @@ def problem(
     Returns
     -------
     Problem
-        For `nlflow.solve`; ``back(solution.final)`` is the result of `denoise`, to the last bit for noise that is
+        For `nlflow.solve`; ``back(solution.final)`` is the result of `denoise`, to the last bit for a `sigma` that is
         given. (`denoise` takes less out where the residual is not the noise that was found.)
 
     Raises
     ------
     InputError
-        As `denoise`; and where it solves no flow, or several: for an input without noise, noise that is met on several
+        As `denoise`; where it solves no flow, or several: for an input without noise, noise that is met on several
         sizes of the picture (correlated noise, few counts), samples that are missing, a recording whose noise is to be
         found out, and for ``pixels`` with a map of the noise.
     MemoryLimitError

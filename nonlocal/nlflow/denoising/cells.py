@@ -1,9 +1,7 @@
 """Few counts: flows of groups on cells of samples that are summed, from large cells to small ones.
 
-A transform makes the noise of counts even from about one count on. So the flow begins with sums over cells that hold
-some counts each. The next one takes smaller cells of the samples mixed with that estimate: a mean of w z + (1 - w) u
-over w^2 is as its variance is again, as of counts, and larger than that of z. The scheme is that of Azzari and Foi 2016
-(doi 10.1109/LSP.2016.2580600), the exact unbiased inverse that of `nlflow.Poisson`.
+A transform makes the noise of counts even from about one count on, so larger cells come first. A mean of
+w z + (1 - w) u over w^2 is as its variance is again, as of counts (Azzari and Foi 2016, doi 10.1109/LSP.2016.2580600).
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ Array = NDArray[Any]
 
 
 def in_cells(f: Array, frame: Frame, watch: Watch) -> Run:
-    """Run the flow of a frame on stabilized counts f (H, W, C), and return its last estimate in the same units."""
+    """Run the flow on stabilized counts f (H, W, C); the last estimate is in the same units."""
     whole = frame.few
     assert whole is not None
     law = Poisson(1.0, whole.sigma / whole.gain)  # in counts

@@ -23,7 +23,7 @@ def each_by_itself(
     denoise: Callable[..., Any], image: Any, sigma: Any, axes: Axes, *, mask: Any, keep: Any, progress: Any,
     **words: Any,
 ) -> tuple[Array, DenoiseInfo]:  # fmt: skip
-    """Return what `nlflow.denoise` makes of each channel alone, and what it did; `words` are the same for all."""
+    """Denoise each channel alone."""
     axis, count = axes.channel, axes.channels
     if axis is None:
         raise InputError(
@@ -52,10 +52,9 @@ def each_item(
     progress: Any = False,
     **words: Any,
 ) -> tuple[list[Any], DenoiseInfo]:
-    """Return what `denoise` makes of each image of an array of images, in C order, and what it did to all.
+    """Denoise each of an array of images, in C order.
 
-    `items` is the shape of the array of images, () for one; `image` gives that with an index, and `own` the arguments
-    that each has of its own; `words` are the same for all.
+    `items` is their shape, () for one; `image` gives that with an index, `own` the arguments of its own.
     """
     given = (
         {"image": image(index), **words, **{name: of(index) for name, of in own.items()}}
@@ -99,7 +98,6 @@ def _of_channels(name: str, value: Any, axes: Axes, *, numbers: bool = False) ->
 
 
 def _is_lost(samples: Any, mask: Any) -> bool:
-    """Tell whether every sample of an array is missing."""
     if not isinstance(samples, np.ndarray) or samples.size == 0:
         return False
     lost = np.ma.getmaskarray(samples)

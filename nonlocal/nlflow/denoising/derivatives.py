@@ -1,4 +1,4 @@
-"""Derivatives of the denoiser for groups held still: the linear map by which its arithmetic answers to a change."""
+"""Derivatives of the denoiser for groups held still."""
 
 from __future__ import annotations
 
@@ -25,8 +25,7 @@ class Linearization:
     """The Jacobian J of a denoiser at a tensor, for groups held still, without a matrix; `linearized` makes it.
 
     Groups, channels and sigma are those at this tensor, as constants; covariances and weights follow the tensor, so
-    that J is not symmetric. `vjp` is the transpose of `jvp` to rounding (of float32, unless the range is 90 times the
-    noise and the quality not ``fast``).
+    that J is not symmetric.
 
     Attributes
     ----------
@@ -50,7 +49,7 @@ class Linearization:
         return self._run(self._checked("image", image))
 
     def jvp(self, direction: Tensor) -> Tensor:
-        """Return J v, the derivative of the estimate in a direction, with twice the work of a run of the flow."""
+        """Return J v, the derivative of the estimate in a direction, with about twice the work of a run of the flow."""
         direction = self._checked("direction", direction)
         with torch.no_grad(), forward_ad.dual_level():
             with warnings.catch_warnings():  # torch compiles rules of its own in a way that it calls deprecated
@@ -70,8 +69,8 @@ class Linearization:
     def divergence(self, probes: int = 1, *, seed: int = 0) -> float:
         """Return an unbiased estimate of the trace of J, sum_i du_i / df_i, by random signs.
 
-        Each probe costs one `jvp` (Hutchinson 1990, doi 10.1080/03610919008812866). Stein's estimate needs another
-        divergence, that of the denoiser whose groups move: `nlflow.denoise(tensor, stopping="sure")` takes it.
+        Each probe costs one `jvp` (Hutchinson 1990, doi 10.1080/03610919008812866). It is not the divergence in Stein's
+        estimate, for which groups move.
 
         Parameters
         ----------
@@ -136,8 +135,6 @@ def linearized(
 
     Examples
     --------
-    How much an estimate follows its samples, for groups held still:
-
     >>> import torch
     >>> from nlflow.denoising.derivatives import linearized
     >>> generator = torch.Generator().manual_seed(0)

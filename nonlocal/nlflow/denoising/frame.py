@@ -1,8 +1,4 @@
-"""What a whole image decides before any part of it is denoised, and samples in units of their noise and back.
-
-Arrays, blocks, frames of a film and items of a batch all go this way: observe -> `Frame`; run the flow on each part;
-give back.
-"""
+"""What a whole image decides before a part of it is denoised, and samples in units of their noise and back."""
 
 from __future__ import annotations
 
@@ -49,7 +45,7 @@ _HELD = 10.0  # lambda~ where there is data, of the flow that first fills in
 
 @dataclass(frozen=True)
 class Spread:
-    """What a flow is chosen by: of samples in units of their noise, their range, mean variance and second moments."""
+    """What a flow is chosen by: range, mean variance and second moments of samples in units of their noise."""
 
     extent: float
     variance: float
@@ -69,7 +65,7 @@ class Spread:
 
     @property
     def ratio(self) -> float:
-        """The noise over the signal, a channel."""
+        """Noise over signal."""
         return 1 / math.sqrt(max(self.variance - 1.0, 0.01)) / self.channels
 
 
@@ -118,7 +114,7 @@ class Frame:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the whole image without its channels."""
+        """Without channels."""
         return self.axes.spatial
 
     @property
@@ -131,11 +127,11 @@ class Frame:
         return tuple(n + given_back for n in self.flow.halo[-count:])
 
     def bytes_needed(self, shape: tuple[int, ...]) -> int:
-        """Return the working memory for a part of a shape without its channels."""
+        """Working memory for a part of a shape without its channels."""
         return 0 if self.flow is None else self.flow.bytes_needed(shape, len(self.level))
 
     def with_flow(self, spread: Spread, weakest: float = 1.0) -> Frame:
-        """Return the frame with the flow that samples ask for, of which the weakest noise is so strong."""
+        """Choose the flow for samples whose weakest noise is so strong."""
         if is_by_pixels(self.quality, self.axes):
             from nlflow.denoising.pixelwise import Pixels
 
@@ -152,7 +148,7 @@ class Frame:
 
     @property
     def noise(self) -> str:
-        """The noise in words."""
+        """In words."""
         if self.doubted is None and self.found is not None:  # none of it is taken out, and it is there all the same
             return self.found.model.describe()
         if self.model is not None:
@@ -162,7 +158,7 @@ class Frame:
         return "white noise" + (", varying" if self.variance is not None else "")
 
     def told(self) -> dict[str, Any]:
-        """Return what `DenoiseInfo` says of noise and flow before the flow has run."""
+        """Return what `DenoiseInfo` says before the flow has run."""
         found, model = self.found, self.model
         flow: dict[str, Any] = {"functional": "none"}
         if self.idle:
@@ -177,7 +173,7 @@ class Frame:
         }  # fmt: skip
 
     def without_noise(self, found: NoiseEstimate) -> Frame:
-        """Return the frame of samples of which nothing is removed, as a verdict says."""
+        """Return the frame for a verdict that nothing is to be removed."""
         idle, level = "what was taken for noise has not its law", np.zeros_like(self.level)
         return replace(self, found=found, model=found.model, idle=idle, level=level, sigma=0.0, sigma_effective=None,
                        flow=None, coloured=None)  # fmt: skip
@@ -188,7 +184,7 @@ class Frame:
         return self.found if self.options.strength else None
 
     def too_strong(self, span: float) -> str:
-        """Return what to say of a strength or sigma with which the noise is larger than the range; empty otherwise."""
+        """Return a warning where the noise is larger than the range; empty otherwise."""
         strength = self.options.strength
         in_units = self.model is None or self.model.is_coloured or self.model.white_sigma is not None
         if not self.sigma > span > 0 or not in_units:
@@ -202,7 +198,7 @@ class Frame:
                 f"samples ({span:.4g}): next to nothing of them is left; take a strength near 1")  # fmt: skip
 
     def part(self, block: Any) -> Part:
-        """Return a part of an image as samples in units of the noise."""
+        """Return a part of an image in units of the noise."""
         looked = as_given(block, replace(self.axes, shape=block.shape), known=self.known or Known())
         samples, restore, missing = looked.samples, looked.restore, looked.missing
         if self.live is not None:
@@ -236,18 +232,18 @@ class Frame:
 
     @property
     def fills_alone(self) -> bool:
-        """Whether what is missing is filled in and all else stays: the units are no noise then."""
+        """Whether the flow only fills holes: the units are no noise then."""
         return self.exact is not None and bool(np.all(self.exact))
 
     @property
     def has_scales(self) -> bool:
-        """Whether a recording, of whose noise nothing was said, is looked at on several scales."""
+        """Whether a recording of unknown noise is looked at on several scales."""
         even = self.variance is None and self.exact is None and not self.idle
         blind = self.quality not in ("fast", "pixels") and even and self.found is not None and len(self.shape) == 1
         return blind and levels_within((*self.shape, len(self.level)), 1) > 0
 
     def solve(self, part: Part, watch: Watch) -> tuple[Array, float | None, dict[str, Any]]:
-        """Return the estimate of the whole that the preset or a rule chooses, its estimated risk, and what is told."""
+        """Return the estimate that the preset or a rule chooses, its estimated risk, and what is told."""
         unit, tell, stopping, f = self.unit, watch.tell, self.options.stopping, part.f
         half = 0.5 if stopping == "sure" else 1.0  # that rule runs the flow once more
         found = self.run(f, replace(watch, every=stopping is not None, tell=within(tell, 0.0, half)))
@@ -269,7 +265,7 @@ class Frame:
 
     @property
     def weakest(self) -> float:
-        """The weakest noise in units of the noise."""
+        """In units of the noise."""
         return 1.0 if self.variance is None else float(np.sqrt(self.variance.min()))
 
 
@@ -292,21 +288,21 @@ class Part:
         return reduced.astype(self.samples.dtype, copy=False)
 
     def unchanged(self, missing: Mask | None = None) -> Array:
-        """Return the samples, those that are missing with the value of one that is not."""
+        """Return the samples, with any value where they are missing."""
         return self.known if missing is None else np.where(missing[..., None], self.known[~missing][0], self.known)
 
     def as_it_was(self, absent: Mask | None, u: Array) -> Array:
-        """Return the samples, and what was filled in for those that are missing."""
+        """Return the samples, with u where they are absent."""
         return self.samples if absent is None else np.where(absent[..., None], u, self.samples)
 
     def result(self, u: Array, frame: Frame) -> Array:
-        """Return an estimate in units of the noise as samples (..., C)."""
+        """Return an estimate in the input's units."""
         whole = u if self.missing is not None or frame.coloured is not None else with_peaks(self.f, u)
         gaussian = by_rows(lambda rows: rows * frame.level + frame.offset, whole, self.f.dtype)
         return self.with_known(self.reduction.back(gaussian).astype(self.samples.dtype, copy=False), frame)
 
     def with_known(self, u: Array, frame: Frame) -> Array:
-        """Return an estimate with the samples that are kept, or known to be free of noise."""
+        """Put in what is kept or exact."""
         kept, missing = None if frame.kept is None else frame.kept[..., None], frame.missing
         for where, values in ((frame.exact, self.known), (kept, self.samples)):
             if where is not None:
@@ -372,7 +368,6 @@ def observe(
 
 
 def _check_count(frame: Frame, f: Array) -> None:
-    """Refuse samples that are fewer than a patch has, of whose noise nothing is known."""
     count = math.prod(f.shape[:-1]) if frame.missing is None else int(np.count_nonzero(~frame.missing))
     flow: Any = frame.flow
     patch = 1 if is_by_pixels(frame.quality, frame.axes) else math.prod(flow.patch)
@@ -412,7 +407,6 @@ def _model(
 
 
 def _nothing_of(model: Noise) -> Noise:
-    """Return a model without what is left of it to a flow; counts are refused, as by `Noise.scaled`."""
     from nlflow.denoising.noise.models.base import Mixture
     from nlflow.denoising.noise.models.gaussian import GaussianNoise
     from nlflow.denoising.noise.models.intensities import Poisson
@@ -423,7 +417,6 @@ def _nothing_of(model: Noise) -> Noise:
 
 
 def _with_sigma(frame: Frame, samples: Array) -> Frame:
-    """Return the frame with what is told of the strength of the noise in samples."""
     sigma, effective, model = 0.0 if frame.fills_alone else root_mean_square(frame.level), None, frame.model
     if model is not None and model.is_coloured and samples.ndim < 4:
         noise, own, met = frame.coloured, 0.0, sigma
@@ -500,14 +493,14 @@ def with_colour(frame: Frame, signal: Array, noise: GaussianNoise) -> tuple[Fram
 
 
 def is_by_pixels(quality: str, axes: Axes) -> bool:
-    """Tell whether a quality is a flow of pixels, not of groups."""
+    """Tell flows of pixels from groups."""
     return quality == "pixels"
 
 
 def units_of(levels: Array, spans: Array, exact: Any = None) -> tuple[Array, Array, Any, str]:
     """Return the noise of channels (C,), what they are divided by, where samples are exact, and why nothing is done.
 
-    A channel whose noise no sample shows is exact. Channels without noise count as ones with little.
+    A channel whose noise no sample shows is exact.
     """
     with np.errstate(over="ignore"):
         none = (levels > 0) & (levels * _NOISELESS < spans)
@@ -520,7 +513,7 @@ def units_of(levels: Array, spans: Array, exact: Any = None) -> tuple[Array, Arr
 
 
 def idle_for(span: float, strongest: float) -> str:
-    """Return why there is nothing to do about samples of a range and a strongest noise; empty when there is."""
+    """Return why there is nothing to do; empty when there is something."""
     if span == 0:
         return "the input is constant"
     if strongest == 0 or strongest * _NOISELESS < span:
@@ -540,7 +533,7 @@ def live_of(varies: Mask) -> Mask | None:
 
 
 def channels_for(count: int, moments: Callable[[], Array]) -> Array:
-    """Return channels that are not correlated as orthonormal rows (C, C), from second moments (C, C) of all samples.
+    """Return uncorrelated channels as orthonormal rows (C, C), from second moments (C, C).
 
     Three channels take the opponent colours (luminance, red - blue, magenta - green), others their principal axes.
     """
@@ -552,10 +545,7 @@ def channels_for(count: int, moments: Callable[[], Array]) -> Array:
 
 
 def numbers_of(sigma: Any, spatial: tuple[int, ...], channels: int, named: bool, batch: int | None = None) -> Any:
-    """Return the noise of each channel (C,), or of each item and channel (B, C), as a sigma says; None for a map of it.
-
-    `named` says whether channels have an axis.
-    """
+    """Return the noise of each channel (C,), or of each item and channel (B, C), by a sigma; None for a map of it."""
     shape = shape_of("sigma", sigma)
     whole = (channels,) if batch is None else (batch, channels)
     if shape == ():
@@ -616,7 +606,6 @@ def _given(
 
 
 def _of_channels(sigma: Any, which: Mask, axes: Axes) -> Any:
-    """Return what `sigma` says of some of the channels; one number, and a map, are of all."""
     given = () if sigma is None else shape_of("sigma", sigma)
     if given == (len(which),) and axes.channel is not None and given != axes.spatial:
         return np.asarray(sigma)[which]
@@ -626,9 +615,9 @@ def _of_channels(sigma: Any, which: Mask, axes: Axes) -> Any:
 def _without_others(
     samples: Array, missing: Mask | None, live: Mask, restore: Callable[[Array], Any]
 ) -> tuple[Array, Callable[[Array], Any]]:
-    """Return the channels of samples (..., C) that are denoised, and how a result gets the others and its shape.
+    """Return the channels that vary of samples (..., C), and how a result gets the others and its shape.
 
-    One that is constant has its value where it is missing, too.
+    A constant channel has its value where it is missing, too.
     """
     others = samples[..., ~live]
     present = others.reshape(-1, others.shape[-1]) if missing is None else others[~missing]
@@ -644,10 +633,7 @@ def _without_others(
 
 
 def filled(f: Array, missing: Mask) -> Array:
-    """Return samples (..., C) with what is missing filled in: the minimizer of E with fidelity 0 there.
-
-    The kernel is a Gaussian of one sample in a window of 5. O(N) a conjugate gradient iteration.
-    """
+    """Fill in what is missing: the minimizer of E with fidelity 0 there, for a Gaussian of one sample."""
     from nlflow.affinities import affinity
     from nlflow.domains import Grid
     from nlflow.functionals.energies import E

@@ -1,8 +1,4 @@
-"""An array as an instrument gives it: which of its samples say nothing, and which channels are no signal.
-
-NaN and masked samples are missing, and so are those of a value that stands for "no data". Nobody has asked to fill them
-in, so they stay as they are in the result.
-"""
+"""An array as an instrument gives it: which samples and channels say nothing."""
 
 from __future__ import annotations
 
@@ -52,13 +48,13 @@ class Given:
 
     @property
     def signals(self) -> Mask:
-        """Which channels are signals."""
+        """Channels that are signals."""
         return np.asarray(np.arange(self.samples.shape[-1]) != (-1 if self.opacity is None else self.opacity))
 
 
 @dataclass(frozen=True)
 class Known:
-    """What is missing of a whole, as its parts have to know it, beside NaN."""
+    """What parts have to know of what is missing in a whole, beside NaN."""
 
     nodata: Any = None  # the value that stands for "no data", where there is one
     empty: Mask | None = None  # (C,), the channels without any sample
@@ -66,14 +62,9 @@ class Known:
 
 
 def as_given(image: Any, axes: Axes, mask: Any = None, known: Known | None = None) -> Given:
-    """Look at an array: what is missing, asked for by a mask or found, and what stays as it is.
+    """Look at an array: what is missing, by a mask or found, and what stays as it is. O(N).
 
-    Without a mask, a value that stands for "no data" is looked for; of a part of a whole that is `known`. O(N).
-
-    Raises
-    ------
-    InputError
-        As `as_signal`; for infinity; where every sample is missing; and for masks of another shape.
+    Without a mask, a value that stands for "no data" is looked for; of a part, that of the whole is `known`.
     """
     masked = isinstance(image, np.ma.MaskedArray)
     if is_tensor(image):
@@ -136,7 +127,7 @@ def as_given(image: Any, axes: Axes, mask: Any = None, known: Known | None = Non
 def signals_of(
     image: Any, channel_axis: Any = None, axes: str | None = None, mask: Any = None
 ) -> tuple[Array, Mask | None, tuple[str, ...]]:
-    """Return the samples (..., C) of an array that are signals, which are missing, and what is told of it."""
+    """Return the signals (..., C), which samples are missing, and what is told of it."""
     given = as_given(image, Axes.of(shape_of("image", image), channel_axis, axes), mask)
     refuse_unordered(given.samples, np.asarray(image).dtype, given.missing)
     samples = given.samples if given.opacity is None else given.samples[..., given.signals]
@@ -174,7 +165,6 @@ def _everywhere(where: Mask | None, axes: Axes) -> Mask:
 
 
 def _in_pixels(lost: Mask, axes: Axes) -> Mask:
-    """Return which pixels a mask of samples touches."""
     return lost if axes.channel is None or lost.ndim == 0 else np.asarray(lost.any(axis=axes.channel))
 
 
@@ -235,7 +225,7 @@ def _count(where: Mask | tuple[int, int]) -> str:
 
 
 def told_of(where: Mask | tuple[int, int], what: str) -> str:
-    """Return what is told of samples that were found to be missing."""
+    """Tell of missing samples."""
     return f"{_count(where)} {what}, which counts as missing, and stay as they are"
 
 
@@ -248,11 +238,10 @@ def guess(told: str) -> str:
 
 
 def find_nodata(array: Array, channel: int | None, absent: Mask | None = None) -> tuple[Mask | None, str]:
-    """Return where samples have a value that stands for "no data", and which it is, in words; None where none has.
+    """Return where samples have a value that stands for "no data", and which it is, in words. O(N).
 
-    Either an end of the range: it is farther from all other samples than they are from each other, or the scale has a
-    wide gap there and nowhere else. Or, among samples that never repeat, the one value that does. In both cases in
-    areas, as noise is not; a value that programs write by convention may be alone. O(N).
+    Either an end of the range that no other sample comes near, or the one value that repeats among floats that do not.
+    Both lie in areas, as noise does not; a value that programs write by convention may be alone.
     """
     pixels = array if channel is None else np.moveaxis(array, channel, -1)
     present = pixels if absent is None else pixels[~absent]
@@ -267,7 +256,7 @@ def find_nodata(array: Array, channel: int | None, absent: Mask | None = None) -
 
 
 def candidates(some: Array, low: Any, high: Any) -> list[Any]:
-    """Return the values that may stand for "no data", by some of the samples and the ends of the range of all."""
+    """Return values that may stand for "no data"."""
     repeated, found = _repeated(some), []
     for value in dict.fromkeys((low, high, *repeated)):
         rest = some[some != value]
@@ -278,7 +267,7 @@ def candidates(some: Array, low: Any, high: Any) -> list[Any]:
 
 
 def least_count(value: Any) -> int:
-    """Return how many pixels have a value, at least, that stands for "no data"."""
+    """Return the fewest pixels that tell "no data"."""
     return 1 if float(value) in _SENTINELS else _LEAST
 
 
@@ -306,7 +295,7 @@ class Beside:
 
     @classmethod
     def of(cls, value: Any, array: Array, channel: int | None, absent: Mask | None = None) -> Beside:
-        """Look at an array. O(N)."""
+        """Look at an array."""
         pixels, at = array if channel is None else np.moveaxis(array, channel, -1), _all_are(array, value, channel)
         at = at if absent is None else at & ~absent
         others = pixels[~at] if absent is None else pixels[~(at | absent)]
@@ -326,7 +315,7 @@ class Beside:
 
     @classmethod
     def of_parts(cls, parts: Sequence[Beside]) -> Beside:
-        """Join what was seen in the parts of an array."""
+        """Join several parts."""
         counts = np.array([[p.size, p.count, p.whole, p.alone, p.others] for p in parts]).sum(axis=0)
         size, count, whole, alone, others = counts.tolist()
         return cls(
@@ -336,7 +325,7 @@ class Beside:
         )  # fmt: skip
 
     def why(self, some: Array) -> str:
-        """Return why the value stands for "no data", by some of the samples; empty where it does not."""
+        """Return why the value stands for "no data"; empty where it does not."""
         value, sentinel = self.value, float(self.value) in _SENTINELS
         if self.count < least_count(self.value) or self.others < 2 * _LEAST:
             return ""
@@ -413,16 +402,10 @@ def _gap(rest: Array, value: float, next_to: float, sentinel: bool) -> str:
 
 
 def refuse_unordered(samples: Array, dtype: np.dtype[Any], missing: Mask | None = None) -> None:
-    """Refuse integers and phases that wrap round, and label images, where there is hardly any doubt about it.
+    """Raise `InputError` for integers and phases that wrap round, and for label images.
 
-    Phases are floats from -pi to pi, or from 0 to 2 pi, that jump by about 2 pi between neighbours; integers of 16 bits
-    and more jump so by their range. Labels are whole numbers that count from 0 or 1, in areas beside others of any
-    number.
-
-    Raises
-    ------
-    InputError
-        With what to do about it.
+    Phases are floats from -pi to pi, or from 0 to 2 pi, that jump by about 2 pi between neighbours; labels are whole
+    numbers that count from 0 or 1, in areas beside others of any number.
     """
     if dtype.kind in "iu" and dtype.itemsize > 1 and any(_overflows(one, dtype) for one in np.moveaxis(samples, -1, 0)):
         raise InputError(

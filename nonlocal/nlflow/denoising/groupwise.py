@@ -1,23 +1,10 @@
 """Flows of groups of alike patches: presets, what an image asks of them, parts that fit the memory, and the run.
 
-For each quality a kernel, a functional, an integrator and a rule to stop:
-
-``pixels``
-    The patch kernel (`nlflow.Patch`), frozen; E with one fidelity a pixel; semi-implicit steps of 1; stopped when the
-    residual holds 0.4 sigma, at the latest after 10.
-``fast``, ``balanced``, ``best``
-    Groups of alike patches, evolving; E on each group with the fidelity matrix C / s^2 of its covariance; relaxed
-    semi-implicit steps of 1; stopped after a number of steps that leave less and less of the noise.
-
 A step on groups takes the running tokens z for f (a minimizing movement) and the covariance C of the running estimate:
 u = (I + C/s^2)^-1 (Pz + C/s^2 z), where s is the noise that z still holds. Of the way from z to u a part is taken such
 that a wanted fraction of the noise is left; u itself is the estimate. The first estimate has C from the noisy tokens,
-with the eigenvalues lowered by a multiple of the noise. In volumes, clips and compressed photographs, and for all
-correlated noise in ``fast``, the variances along the cosines of a patch stand in for the eigenvalues.
-
-In images ``best`` averages estimates whose errors differ: that from the covariance of the samples with that from the
-covariance of the members, and the means over 2 x 2 samples with what groups of such means give; wide patches and narrow
-ones take turns.
+with the eigenvalues lowered by a multiple of the noise; in volumes, clips and compressed photographs, and for
+correlated noise in ``fast``, the variances along the cosines of a patch stand in for them.
 """
 
 from __future__ import annotations
@@ -107,11 +94,11 @@ class GroupPreset:
     correlated: Grouping | None = None
 
     def precision(self, extent: float) -> type[np.floating[Any]]:
-        """Return the precision for a range in units of the noise: a first estimate has few groups that ask for more."""
+        """Return the precision for a range in units of the noise."""
         return np.float32 if self.steps == 0 or extent < SINGLE else np.float64
 
     def groupings(self, noise_over_signal: float, dimension: int) -> tuple[Grouping, ...]:
-        """Return the groupings of the first estimate and of the later steps."""
+        """Groupings of the first estimate and of the later steps."""
         if dimension == 1 and self.first_signal is not None and self.later_signal is not None:
             return self.first_signal, self.later_signal
         own = self._of_images(noise_over_signal)
@@ -128,7 +115,7 @@ class GroupPreset:
         return first, *(_wider(later, more) for more in self.turns)
 
     def spaced(self, spacing: tuple[float, float, float]) -> GroupPreset:
-        """Return the preset for samples that lie farther apart along some axes: patches and windows are thinner."""
+        """Return the preset for samples that lie farther apart along some axes."""
         mean = math.prod(spacing) ** (1 / 3)
         shares = [min(mean / one, _WIDEST) for one in spacing]
 
@@ -216,7 +203,7 @@ CLIPS = {
 
 
 def preset_for(quality: str, axes: Axes) -> GroupPreset:
-    """Return the flow of groups of a quality for samples along axes."""
+    """Return the preset of a quality."""
     if len(axes.letters) < 3:
         return PRESETS[quality]
     if axes.moving:
@@ -247,7 +234,7 @@ class Groups:
 
     @property
     def patch(self) -> tuple[int, ...]:
-        """Samples of a patch along each axis."""
+        """Samples along each axis."""
         return self.groupings[0].along("patch")[-self.dimension :]
 
     @property
@@ -256,12 +243,12 @@ class Groups:
         return margins(self.groupings, self.preset.steps)
 
     def bytes_needed(self, shape: tuple[int, ...], channels: int) -> int:
-        """Return the working memory for samples of a shape without its channels."""
+        """Working memory without channels' axis."""
         planes = (channels, *three(shape))
         return bytes_needed(planes, self.groupings, self.preset.steps, self.precision.itemsize)
 
     def told(self) -> dict[str, Any]:
-        """Return what `DenoiseInfo` says of the flow."""
+        """What `DenoiseInfo` says."""
         return {**described(self.groupings), "steps": self.preset.steps + 1, "stopped_by": _ALL}
 
     def signal(self, f: Array) -> Array:
@@ -275,13 +262,7 @@ class Groups:
         return back_from(run(made, ALONE)[0][-1], self.colours, f)
 
     def whole_problem(self, f: Array, variance: Array | None) -> Problem:
-        """Return the flow on samples as one problem, which gives estimates back as samples.
-
-        Raises
-        ------
-        MemoryLimitError
-            When it does not fit the memory as a whole.
-        """
+        """Return the flow as one problem, or raise `MemoryLimitError`."""
         signal, shape = self.signal(f), f.shape[:-1]
         memory = self.bytes_needed(shape, signal.shape[-1])
         check_memory(f"the flow of {' x '.join(map(str, shape))} samples", memory, "use denoise(), which cuts them "
@@ -295,7 +276,7 @@ class Groups:
         return np.broadcast_to(variance[..., None].astype(self.precision), signal.shape)
 
     def run(self, f: Array, frame: Frame, watch: Watch) -> Run:
-        """Run the flow on samples (..., C), in parts where it must be; what is missing is filled in by several."""
+        """Run the flow on samples (..., C), in parts where it must be."""
         preset, trail, missing = self.preset, watch.trail, frame.missing
         signal = self.signal(f)
         variance = None if frame.variance is None else self._like(frame.variance, signal)
@@ -321,7 +302,7 @@ class Groups:
 
 
 def described(groupings: tuple[Grouping, ...]) -> dict[str, Any]:
-    """Return what `DenoiseInfo` says of every flow of groups; of several later groupings the last is told."""
+    """Return what `DenoiseInfo` says of flows of groups."""
     first, *_, later = groupings
     parameters = {
         "patch_size": later.patch,
@@ -341,7 +322,7 @@ def channels_of(f: Array, colours: Array, precision: Any) -> Array:
 
 
 def back_from(u: Array, colours: Array, like: Array) -> Array:
-    """Return samples of the dtype of `like` from new channels; the bits are those of any layout in memory."""
+    """Return samples from new channels; the bits are those of any layout in memory."""
     mixed = np.moveaxis(as_planes(u), 0, -1) @ colours.astype(u.dtype)
     return np.asarray(mixed.astype(like.dtype).reshape(like.shape))
 
@@ -433,10 +414,7 @@ def coloured(f: Array, frame: Frame, noise: Coloured, preset: GroupPreset, watch
 
 
 def at_scales(f: Array, frame: Frame, watch: Watch) -> Run:
-    """Run the flow on a recording (N, C) alone, and on coarser recordings first; return the run of less risk.
-
-    Stein's estimate of the risk tells which counts, from the middle of what is long.
-    """
+    """Run the flow on a recording (N, C) alone, and on coarser ones first; return the run of less risk."""
     flow, size, units = frame.flow, len(f), frame.level / frame.unit
     assert isinstance(flow, Groups)
     first = max(size - _LOOKED, 0) // 2
@@ -485,17 +463,14 @@ def _course(states: list[Array]) -> dict[str, NDArray[np.float64]]:
 
 
 def filling_levels(f: NDArray[Any]) -> list[float]:
-    """Return the noise levels at which holes are filled in, from strong to 1, for observed samples f (n, C).
-
-    What is observed is the observation again at each level (continuation).
-    """
+    """Return the noise levels at which holes are filled in, from strong to 1 (continuation)."""
     strongest = max(_STRONGEST * float(np.std(f, dtype=np.float64)), 1.0)
     count = math.ceil(math.log(strongest) / -math.log(_FALL))
     return [strongest ** (1 - k / count) for k in range(count)] + [1.0]
 
 
 def margins(groupings: tuple[Grouping, ...], steps: int) -> Three:
-    """Return how far a sample of the last estimate looks, in samples along slices, rows and columns."""
+    """How far a sample of the last estimate looks, along slices, rows and columns."""
     first, *later = (one.halo for one in groupings)
     a, b, c = (one + steps * max(two) for one, two in zip(first, zip(*later, strict=True), strict=True))
     return a, b, c
@@ -508,10 +483,7 @@ def bytes_needed(
     itemsize: int,
     working: int | None = None,
 ) -> int:
-    """Return the working memory of a flow of groups on planes (C, H, W) or (C, Z, H, W).
-
-    `working` are the bytes of chunks of tensors, which take the place of the windows of compiled loops.
-    """
+    """Return the working memory of a flow on planes (C, H, W) or (C, Z, H, W); `working` is that of chunks."""
     channels, space = shape[0], three(shape[1:])
     # State, estimate, the next two, three sums, guide, input and its copy; then the estimates of the path.
     planes = (10 + steps + 1) * channels * math.prod(space) * itemsize
@@ -542,10 +514,8 @@ def in_tiles(
     """Return the estimates of a flow of groups (the last alone, or all), the number of tiles and the bytes for one.
 
     Each tile is wider than its part by all that the steps look at, so the parts of arrays have the bits of the whole.
-
-    `f` is an array or a tensor (..., C), `variance` one like it, and `missing` one of its nodes. `make` gives a problem
-    for samples, preset, groupings, and the keywords of `GroupFlow`; `working` is that of `bytes_needed`. Raises
-    `MemoryLimitError` when the smallest tile does not fit either.
+    `f` is (..., C), `variance` one like it, and `missing` one of its nodes; `make` gives a problem for samples, preset,
+    groupings, and the keywords of `GroupFlow`.
     """
     allowed = memory_limit() if watch.limit is None else watch.limit
     space = tuple(f.shape[:-1])

@@ -1,4 +1,4 @@
-"""What is told of a call of `denoise`: what it did, and what a user would not expect of its result."""
+"""What is told of a call of `denoise`."""
 
 from __future__ import annotations
 
@@ -67,16 +67,14 @@ class DenoiseInfo(Brief):
     seconds, compile_seconds : float
         Wall time in all, and its part for compiling loops or loading them from the cache.
     sigma_effective : float or None
-        Standard deviation that the preset worked with where that is not `sigma`: of the nearest white noise for
-        'pixels', and more where compression took noise out of the parts in which it is measured.
+        Standard deviation that the preset worked with where that is not `sigma`.
     reasons : tuple of str
         What the verdict rests on, when the noise was found out.
     given : tuple of str
         What was seen of the samples themselves: which are missing, and which stay as they are.
     columns : tuple of DenoiseInfo
-        With ``separate``, what was done to each channel, and of an array of images to each image; the rest then tells
-        of all: root mean squares, sums of times, the largest of counts, the least confidence, all texts, and parameters
-        and models where they share them.
+        What was done to each channel with ``separate``, and to each image of several. The other fields then tell of
+        all together.
     """
 
     sigma: float
@@ -102,13 +100,13 @@ class DenoiseInfo(Brief):
     columns: tuple[DenoiseInfo, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the fields as a dictionary of plain numbers and texts, ready for JSON."""
+        """Return the fields, ready for JSON."""
         columns = [column.as_dict() for column in self.columns]
         return {**asdict(self), "reasons": list(self.reasons), "given": list(self.given), "columns": columns}
 
 
 def together(infos: list[DenoiseInfo]) -> DenoiseInfo:
-    """Return what was done to all channels or images, and to each by itself."""
+    """Join what was done to channels or images."""
     first, risks = infos[0], [info.risk for info in infos]
 
     def joined(name: str) -> str:
@@ -144,7 +142,7 @@ def together(infos: list[DenoiseInfo]) -> DenoiseInfo:
 
 
 def check_units(dtype: np.dtype[Any], sigma: Any) -> None:
-    """Warn of a sigma that is less than what rounding to integers adds: it may be meant for values from 0 to 1."""
+    """Warn of a sigma below what rounding to integers adds: it may be meant for values from 0 to 1."""
     if dtype.kind not in "iu" or sigma is None:
         return
     level, top = float(np.max(sigma)), np.iinfo(dtype).max
@@ -158,7 +156,7 @@ def check_units(dtype: np.dtype[Any], sigma: Any) -> None:
 
 
 def doubts(samples: NDArray[Any], changed: float, found: NoiseEstimate | None, axes: int) -> list[str]:
-    """Return warnings about a result of samples of so many axes, by the rms of its changes; none for given noise."""
+    """Return warnings about a result, by the rms of its changes; none for given noise."""
     if found is None:
         return []
     from nlflow.denoising.noise.finding.verdict import TWO_VALUES
@@ -181,12 +179,12 @@ def doubts(samples: NDArray[Any], changed: float, found: NoiseEstimate | None, a
 
 
 def if_wrong(axes: int) -> str:
-    """Return what to do where structure was taken for noise in samples of so many axes."""
+    """Return the remedy where structure was taken for noise."""
     return f"if the result looks wrong, strength=0.5 keeps more; or {_REMEDIES[axes]}"
 
 
 def _bulk_of(samples: NDArray[Any]) -> float:
-    """Return the range of most samples, which a star or a peak does not widen; of all where most are alike."""
+    """Return the range without stars and peaks; of all samples where most are alike."""
     some = samples.reshape(-1)[:: max(samples.size // _SOME, 1)]
     low, high = np.quantile(some, [_TAIL, 1 - _TAIL])
     return float(high) - float(low) or range_of(samples)

@@ -25,16 +25,13 @@ _LETTERS: Final = {name: letter for letter, names in _NAMES.items() for name in 
 
 
 def letter_of(array: Any, name: Any) -> str:
-    """Return which axis of space, time or channels a dimension of a DataArray is; empty where that is not known.
-
-    By the attribute ``axis`` of its coordinate, as the CF conventions have it, or by its name.
-    """
+    """Return the letter of a dimension by its ``axis`` (CF conventions) or its name; empty where neither tells."""
     said = array[name].attrs.get("axis") if name in array.coords else None
     return said if said in _NAMES else _LETTERS.get(str(name).lower(), "")
 
 
 def is_labelled(image: Any) -> bool:
-    """Tell whether an input is a Series or DataFrame of pandas, or a DataArray or Dataset of xarray."""
+    """Tell objects of pandas or xarray."""
     return _kind(image) in ("Series", "DataFrame", "DataArray", "Dataset")
 
 
@@ -47,15 +44,9 @@ def _kind(image: Any) -> str:
 def denoised_labelled(
     denoise: Callable[..., Any], image: Any, sigma: Any, options: Options, words: dict[str, Any]
 ) -> Any:
-    """Return ``(result, info)`` of `nlflow.denoise` for an object of pandas or xarray, `words` are its arguments.
+    """Return ``(result, info)`` for an object of pandas or xarray; `words` are arguments of `nlflow.denoise`.
 
-    NaN are missing, and stay NaN unless a mask says what is missing. Integers come back as such, rounded.
-
-    - *Series*: a signal.
-    - *DataFrame*: each column of numbers is a signal of its own; a scale in equal steps beside others, and all that are
-      no numbers, stay as they are. With `axes` or `channel_axis` it is an array.
-    - *DataArray*: its dimensions say which axis is which, as far as `letter_of` knows them all.
-    - *Dataset*: each variable of numbers by itself.
+    Columns of a DataFrame and variables of a Dataset are denoised each by itself; scales in equal steps stay.
     """
     kind = _kind(image)
     if kind == "Dataset":

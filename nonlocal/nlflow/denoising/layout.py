@@ -1,4 +1,4 @@
-"""What the axes of an array, a tensor or an image in blocks are, and what of a call lies along them."""
+"""What the axes of an array, a tensor or an image in blocks are."""
 
 from __future__ import annotations
 
@@ -18,13 +18,7 @@ _LEAST = 8  # samples along each axis of an array that is taken for a volume wit
 
 
 def marks_of(name: str, values: NDArray[Any]) -> tuple[NDArray[np.bool_], str]:
-    """Return where a mask is True, or not 0 as masks in files are, and what to tell of one of more than two values.
-
-    Raises
-    ------
-    InputError
-        For anything but booleans and finite numbers.
-    """
+    """Return where a mask is True, or not 0 as masks in files are, and what to tell of one of more than two values."""
     if values.dtype.kind == "b":
         return values, ""
     if values.dtype.kind not in "iuf":
@@ -52,10 +46,7 @@ class Axes:
         cls, shape: Sequence[int], channel_axis: Any = None, axes: Any = None, spacing: Any = None, *,
         batches: bool = False,
     ) -> Axes:  # fmt: skip
-        """Return the axes of an array of a shape, or raise `InputError`; `batches` allows a letter B.
-
-        An array of three axes without a word is refused where it is no volume by its size.
-        """
+        """Return the axes of a shape, or raise `InputError`; `batches` allows a letter B."""
         shape = tuple(shape)
         if batches and isinstance(axes, str) and axes.count("B") == 1 and len(axes) == len(shape):
             batch = axes.index("B")
@@ -80,37 +71,37 @@ class Axes:
 
     @property
     def moving(self) -> bool:
-        """Whether the samples are the frames of a clip."""
+        """Tells clips."""
         return len(self.letters) == 3 and self.letters[0] == "T"
 
     @property
     def channels(self) -> int:
-        """How many there are."""
+        """Their number."""
         return 1 if self.channel is None else self.shape[self.channel]
 
     @property
     def spatial(self) -> tuple[int, ...]:
-        """The shape of an item without its channels."""
+        """Shape without channels and batch."""
         return self.without(self.shape)
 
     @property
     def dimension(self) -> int:
-        """How many axes of time and space have more than one sample."""
+        """Number of axes of time and space with more than one sample."""
         return sum(n > 1 for n in self.spatial)
 
     @property
     def word(self) -> str:
-        """The letters of all axes."""
+        """All letters."""
         letters = iter(self.letters)
         named = {self.batch: "B", self.channel: "C"}
         return "".join(named[axis] if axis in named else next(letters) for axis in range(len(self.shape)))
 
     def without(self, values: Sequence[Any]) -> tuple[Any, ...]:
-        """Return the entries, one for each axis, of time and space alone."""
+        """Return the entries of time and space alone."""
         return tuple(value for axis, value in enumerate(values) if axis not in (self.channel, self.batch))
 
     def place(self, name: str, value: Any) -> NDArray[np.bool_]:
-        """Return a mask as a bool array of the spatial shape; a sample counts where any channel does."""
+        """Return a mask of the spatial shape; a sample counts where any channel does."""
         shape_of(name, value)
         mask, told = marks_of(name, on_host(value))
         if told:
@@ -122,7 +113,7 @@ class Axes:
         raise InputError(f"{name}: got shape {mask.shape}, expected {self.spatial}, one boolean for each sample")
 
     def check_patch(self, patch_size: int | None) -> None:
-        """Refuse patches that hold no more of an image than smaller ones, before their margins are made."""
+        """Refuse patches that hold no more of an image than smaller ones."""
         most = 2 * max(self.spatial, default=1) - 1
         if patch_size is not None and patch_size > most:
             raise InputError(
@@ -140,7 +131,7 @@ class Axes:
             )
 
     def items(self, tensor: Any) -> Any:
-        """Return a tensor of the whole shape as (B, ..., C)."""
+        """Return (B, ..., C)."""
         ends = [self.batch] if self.batch is not None else []
         rest = [axis for axis in range(tensor.ndim) if axis not in (self.batch, self.channel)]
         moved = tensor.permute(*ends, *rest, *([self.channel] if self.channel is not None else []))
@@ -148,7 +139,7 @@ class Axes:
         return moved if self.channel is not None else moved[..., None]
 
     def back(self, items: Any) -> Any:
-        """Return (B, ..., C) as a tensor of the whole shape."""
+        """Undo `items`."""
         whole = items if self.channel is not None else items[..., 0]
         if self.channel is not None:
             whole = whole.movedim(-1, self.channel + (self.batch is None or self.channel < self.batch))
@@ -171,7 +162,7 @@ class Axes:
 
 
 def shape_of(name: str, value: Any) -> tuple[int, ...]:
-    """Return the shape of an array, or of a sequence that is one."""
+    """Shape of an array_like."""
     if is_tensor(value):
         check_dense(name, value)
     try:
@@ -182,7 +173,6 @@ def shape_of(name: str, value: Any) -> tuple[int, ...]:
 
 
 def _named(axes: Any, shape: tuple[int, ...], channel_axis: Any) -> tuple[int | None, str]:
-    """Return the axis of the channels and the letters of the others, as a word says."""
     expected = f"one letter for each of the {len(shape)} axes of shape {shape}, such as 'ZYX', 'TYX', 'YXC' or 'CZYX'"
     known = isinstance(axes, str) and len(axes) == len(shape) and len(set(axes)) == len(axes)
     if not known or set(axes) - {*_LETTERS, "C"}:
@@ -202,7 +192,6 @@ def _named(axes: Any, shape: tuple[int, ...], channel_axis: Any) -> tuple[int | 
 
 
 def _distances(spacing: Any, letters: str) -> tuple[float, ...]:
-    """Return how far apart samples lie along each axis."""
     if spacing is None:
         return (1.0,) * len(letters)
     given = check_floats("spacing", spacing, ndim=1)

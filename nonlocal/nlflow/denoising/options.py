@@ -1,4 +1,4 @@
-"""What `denoise` can be asked for beside image, noise and axes: each option once, with its default and its check."""
+"""Options of `denoise` beside image, noise and axes: each once, with its default and its check."""
 
 from __future__ import annotations
 
@@ -45,12 +45,11 @@ class Options:
     stopping : {'discrepancy', 'sure'}, optional
         Which estimate on the flow's path to return, in place of the preset's rule: the one whose residual is nearest to
         the noise, or the one of least mean squared error by Stein's estimate with Monte-Carlo divergence (a second run;
-        the estimate is returned as ``info.risk``). With it ``noise='auto'`` is 'white'; noise that is
-        correlated, or Gaussian and follows the intensity, is refused.
+        the estimate is ``info.risk``). With it ``noise='auto'`` is 'white'; noise that is correlated, or Gaussian and
+        follows the intensity, is refused.
     max_memory : float, optional
         Bytes of working memory; half of the physical memory by default (`nlflow.errors.memory_limit`), on a GPU what is
-        free there. ``pixels`` computes its weights anew at each step when they do not fit; the others cut the image
-        into overlapping strips. The bits of arrays stay the same.
+        free there. Where it is too small, ``pixels`` computes its weights anew at each step and groups run in strips.
     width : float, optional
         ``pixels`` only, as the next four: filter parameter h in the units of the input; with a map of sigma it
         follows that, and this is its root mean square. By default h = 1.9 s n^(-1/4), n the samples in a patch
@@ -67,8 +66,7 @@ class Options:
         Of the random signs of Stein's estimate: for ``stopping='sure'``, and for recordings whose noise is found out.
     device : {'cpu', 'auto', 'cuda', 'cpu-tensors'}
         Where the flow of groups of an array runs: compiled loops, or tensors (extra ``torch``); 'auto' takes a GPU
-        where there is one. ``pixels`` and clips run on the CPU, and refuse 'cuda' and 'cpu-tensors'. Not for tensors,
-        which stay where they are.
+        where there is one. ``pixels`` and clips run on the CPU, and refuse 'cuda' and 'cpu-tensors'. Not for tensors.
 
     Raises
     ------
@@ -102,7 +100,7 @@ class Options:
 
     @classmethod
     def of(cls, options: Any, words: Mapping[str, Any]) -> Options:
-        """Return what an ``options=`` and options by name say together; the latter count where both do."""
+        """Join ``options=`` with options by name, which win."""
         unknown = next((name for name in words if name not in OPTIONS), None)
         if unknown is not None:
             raise KeywordError(f"{unknown}: got an unknown option, expected one of {', '.join(OPTIONS)}")
@@ -116,11 +114,11 @@ class Options:
 
     @property
     def pixels(self) -> dict[str, Any]:
-        """The options that the flow of pixels alone has."""
+        """Options of ``pixels`` alone."""
         return {name: getattr(self, name) for name in OF_PIXELS}
 
     def check(self, quality: str, dimension: int = 2) -> None:
-        """Refuse a quality that there is not, and options that it does not have for so many axes without channels."""
+        """Refuse unknown qualities, and options that a quality does not have."""
         check_choice("quality", quality, QUALITIES)
         for name, value in self.pixels.items():
             if value is not None and dimension == 3:
@@ -141,7 +139,7 @@ class Options:
             raise InputError(f"steps: got {self.steps} together with stopping={self.stopping!r}; leave one of them out")
 
     def refuse(self, names: Iterable[str], what: str) -> None:
-        """Refuse options that something has not."""
+        """Refuse named options."""
         for name in names:
             if (value := getattr(self, name)) != OPTIONS[name]:
                 raise InputError(f"{name}: got {value!r} for {what}, expected {OPTIONS[name]!r}; leave it out, or use "

@@ -66,32 +66,32 @@ class Pixels:
 
     @property
     def halo(self) -> tuple[int, int, int]:
-        """How far a sample of the result looks along three axes, after the steps that are known."""
+        """How far a sample looks along three axes, after the steps that are known."""
         return (reach(self.kernel, self.steps or MOST_STEPS),) * 3
 
     def bytes_needed(self, shape: tuple[int, ...], channels: int) -> int:
-        """Return the working memory for a part of a shape without its channels, its weights computed anew."""
+        """Return the working memory for a part, its weights computed anew."""
         return _PART_BYTES * channels * math.prod(shape)
 
     def told(self) -> dict[str, Any]:
-        """Return what `DenoiseInfo` says of the flow of parts."""
+        """What `DenoiseInfo` says."""
         method = "stencil: weights are computed anew at each average"
         return {"functional": FUNCTIONAL, "parameters": parameters(self.kernel, self.unit), "method": method,
                 "steps": self.steps or 0}  # fmt: skip
 
     def of_part(self, f: Array, corner: tuple[int, ...], whole: tuple[int, ...], missing: Array | None = None) -> Array:
-        """Return the estimate for a part of samples; it has the bits of weights that are stored."""
+        """Return the estimate for a part; it has the bits of weights that are stored."""
         path = solved(f.astype(self.precision, copy=False), self, missing=missing, store=False).path
         return path[-1].astype(f.dtype, copy=False)
 
     def whole_problem(self, f: Array, variance: Array | None) -> Problem:
-        """Return the flow on samples as one problem."""
+        """As one problem."""
         if variance is not None:
             raise InputError("sigma: got a map, for which 'pixels' runs a flow for each level; use denoise()")
         return problem(f.astype(self.precision, copy=False), self)
 
     def run(self, f: Array, frame: Frame, watch: Watch) -> Run:
-        """Run the flow on samples (..., C)."""
+        """Run on samples (..., C)."""
         if watch.device.tensors:
             raise InputError(
                 f"device: got {watch.device.name!r} with quality='pixels', a flow on the CPU alone, "
@@ -110,7 +110,7 @@ class Pixels:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The flow that was run, its solution, and the states after each step where they were asked for, else the last."""
+    """The flow that was run, its solution, and the states asked for."""
 
     problem: Problem
     solution: Solution[Any]
@@ -157,7 +157,7 @@ def solved(f: Array, chosen: Pixels, watch: Watch = ALONE, **options: Any) -> Ou
 def solved_by_level(
     f: Array, variance: Array, asked: Options, unit: float = 1.0, watch: Watch = ALONE, **options: Any
 ) -> Outcome:
-    """Run the flow for noise that varies: at levels of it at most a factor of 1.5 apart, between which samples lie."""
+    """Run the flow for noise that varies: at levels at most a factor of 1.5 apart, between which samples lie."""
     sigma, dimension = np.sqrt(variance), sum(n > 1 for n in f.shape[:-1])
     low, high = np.log(float(sigma.min())), np.log(float(sigma.max()))
     count = max(math.ceil((high - low) / _LEVEL_STEP), 1) + 1
@@ -196,7 +196,7 @@ def kernel_for(
     patch_size: int | None,
     search_radius: int | None,
 ) -> Patch:
-    """Choose the patch kernel for a signal in units of its noise, to compare patches of `_smoothed`; None is chosen.
+    """Choose the patch kernel, to compare patches of `_smoothed`; None is chosen.
 
     `ratio` is the noise over the signal, and `dimension` the number of axes of more than one sample.
     """
@@ -227,7 +227,6 @@ def _smoothed(f: NDArray[Any]) -> NDArray[Any]:
 
 
 def _affinity(kernel: Patch, grid: Grid, f: NDArray[Any], store: bool, memory_limit: float | None) -> Affinity:
-    """Store the weights when they are few enough, otherwise compute them anew at each average."""
     if not store:
         return affinity(kernel, grid, f, store=False, memory_limit=memory_limit)
     most = STORED if memory_limit is None else min(memory_limit, STORED)
@@ -259,7 +258,7 @@ def _local_fidelity(operator: Affinity, f: NDArray[Any], patch_size: int) -> NDA
 
 
 def parameters(kernel: Patch, unit: float) -> dict[str, Any]:
-    """Return the parameters of a flow under this kernel, its width in the units of the input."""
+    """Return parameters under this kernel, its width in the units of the input."""
     return {
         "width": kernel.width * unit,
         "patch_size": kernel.patch_size,
@@ -270,10 +269,7 @@ def parameters(kernel: Patch, unit: float) -> dict[str, Any]:
 
 
 def reach(kernel: Patch, steps: int) -> int:
-    """Return how far a node of the result looks after so many steps, in nodes along an axis.
-
-    Each step looks as far as the search radius; weights and local fidelity of the first by patches and smoothing more.
-    """
+    """Return how far a node of the result looks after so many steps, in nodes along an axis."""
     smoothing = int(4 * SMOOTHING + 0.5)  # where SciPy cuts the Gaussian off
     return steps * kernel.search_radius + 3 * (kernel.patch_size // 2) + smoothing
 

@@ -34,57 +34,23 @@ def _decibels(power: float, error: float) -> float:
 def psnr(clean: Array, estimate: Array) -> float:
     """Return the peak signal-to-noise ratio in decibels, ``10 log10(peak² / mean((clean - estimate)²))``.
 
-    The peak is the range of the dtype of `clean` where that is an unsigned integer, and the range of its values
-    otherwise. Infinite for equal arrays.
-
-    Parameters
-    ----------
-    clean, estimate : numpy.ndarray
-        Reference and estimate.
-
-    Raises
-    ------
-    InputError
-        If the shapes differ.
+    The peak is the range of the dtype of `clean` for unsigned integers, and otherwise of its values. Infinite for equal
+    arrays.
     """
     error = _mean_squared_error(clean, estimate)
     return _decibels(_peak(clean) ** 2, error)
 
 
 def snr(clean: Array, estimate: Array) -> float:
-    """Return the signal-to-noise ratio in decibels, ``10 log10(var(clean) / mean((clean - estimate)²))``.
-
-    Parameters
-    ----------
-    clean, estimate : numpy.ndarray
-        As `psnr` takes them.
-
-    Raises
-    ------
-    InputError
-        If the shapes differ.
-    """
+    """Return the signal-to-noise ratio in decibels, ``10 log10(var(clean) / mean((clean - estimate)²))``."""
     error = _mean_squared_error(clean, estimate)
     return _decibels(float(np.var(clean, dtype=np.float64)), error)
 
 
 def ssim(clean: Array, estimate: Array, channel_axis: int | None = None) -> float | None:
-    """Return the structural similarity of two images, with the peak of `psnr` as the range of the data.
+    """Return the structural similarity in windows of 7 × 7 pixels (Wang et al. 2004, doi 10.1109/TIP.2003.819861).
 
-    That is the mean over windows of 7 × 7 pixels, as scikit-image computes it (Wang et al. 2004,
-    doi 10.1109/TIP.2003.819861); None for images that are smaller, or whose peak is 0.
-
-    Parameters
-    ----------
-    clean, estimate : numpy.ndarray
-        Reference and estimate (H, W), with an axis of channels if `channel_axis` says so.
-    channel_axis : int, optional
-        Axis of the channels, over which the mean is taken.
-
-    Raises
-    ------
-    InputError
-        If the shapes differ.
+    None for smaller images, and where the peak of `psnr`, which is the range of the data, is 0.
     """
     _mean_squared_error(clean, estimate)
     sides = [size for axis, size in enumerate(clean.shape) if channel_axis is None or axis != channel_axis % clean.ndim]

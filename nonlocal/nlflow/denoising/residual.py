@@ -1,7 +1,4 @@
-"""What was removed, held against the noise that was found: input minus result is to be that noise and nothing else.
-
-In units of the noise, on a sample of places; of counts, speckle and magnitudes after their variance was stabilized.
-"""
+"""What was removed, held against the noise that was found."""
 
 from __future__ import annotations
 
@@ -57,8 +54,7 @@ class Figures:
         Of an image, by how much the kurtosis of the residual is below that of Gaussian noise: 1.2 for an even law, 2
         for two values.
     share : float or None
-        Of the noise that the highest frequencies of the residual show in flat parts: the milder strength. None where no
-        part is flat.
+        The milder strength, as a share, by the highest frequencies in flat parts; None where no part is flat.
     """
 
     level: float = 0.0
@@ -100,9 +96,9 @@ class Looked:
 
 
 def figures_of(f: Array, u: Array, frame: Frame) -> Figures | None:
-    """Return what the residual f - u of samples (..., C) in units of the noise of a frame shows.
+    """Return what the residual f - u of samples (..., C) shows.
 
-    None where there are too few samples, or the noise is in no units that are even. O(N) for the range alone.
+    None where there are too few samples, or the noise is in no units that are even.
     """
     lost = frame.missing
     taken = lost if lost is None or frame.absent is None else lost & ~frame.absent
@@ -116,7 +112,7 @@ def figures_of(f: Array, u: Array, frame: Frame) -> Figures | None:
 
 
 def figures_in(places: Iterable[Looked], frame: Frame, low: Array, high: Array) -> Figures | None:
-    """Return what the residual shows in places of a whole whose samples lie between two ends (C,); see `figures_of`."""
+    """As `figures_of`, in places of a whole whose samples lie between two ends (C,)."""
     shape = frame.shape
     axes = tuple(k for k, n in enumerate(shape) if n > 1)
     spatial = len(axes)
@@ -343,7 +339,7 @@ def _clumps(hidden: list[Array]) -> float:
 
 
 def seen_in(found: Figures | None, axes: int) -> tuple[str, ...]:
-    """Return what of a residual no noise of the kind that was found has, in words; samples have so many axes."""
+    """Return what no noise of the found kind has, in words."""
     if found is None:
         return ()
     limits = OF_RECORDINGS if axes == 1 else LIMITS
@@ -354,9 +350,8 @@ def milder(frame: Frame, found: Figures) -> NoiseEstimate | None:
     """Return a verdict with less noise than that of a frame whose residual is not as it says; None where it is.
 
     White noise as strong as the highest frequencies of the residual are in flat parts; half of what was taken out where
-    that is no less; nothing where that was tried before. Samples of images and volumes that were replaced are no part
-    of the residual: they stay replaced unless they lie in clumps, and nothing is taken out where they do. Noise in
-    units of its own, such as speckle, has no milder one: it stays, and the verdict says what was seen.
+    that is no less; nothing where that was tried before. Samples that were replaced stay so unless they lie in clumps.
+    Noise in units of its own, such as speckle, has no milder one.
     """
     axes = sum(n > 1 for n in frame.shape)
     seen = seen_in(found, axes)
@@ -400,10 +395,10 @@ REACH: Final = 2 * max(_RADII) + _APART + 1
 
 
 def with_peaks(f: Array, u: Array) -> Array:
-    """Return an estimate u (H, W, 1) of samples f in units of their noise with what isolated peaks have lost.
+    """Return an estimate u (H, W, 1) with what isolated peaks have lost.
 
     The residual about each peak (or dip) with calm surroundings is fitted by the peak's own shape and that shape made
-    smoother, by least squares, and given back. O(N).
+    smoother, by least squares, and given back.
     """
     if u.ndim != 3 or u.shape[-1] > 1 or min(u.shape[:2]) <= 2 * _RADII[0]:
         return u

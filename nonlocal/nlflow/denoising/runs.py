@@ -1,4 +1,4 @@
-"""How a flow is run: what solves it, who is told of it, what a `Trail` keeps of it, and which estimate is taken."""
+"""How a flow is run, and what a `Trail` keeps of it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _MOST_BYTES = 2**28  # of the weights that are kept
 
 
 def within(tell: Tell | None, low: float, high: float) -> Tell | None:
-    """Return what a part of the work tells its shares to, where that part goes from `low` to `high`."""
+    """Return a teller for a part of the work from `low` to `high`."""
     if tell is None:
         return None
     # The last share of a part is its end exactly; sums of shares may pass it by rounding.
@@ -80,8 +80,7 @@ class Trail:
     Notes
     -----
     The noise that was estimated last is kept, and so are the weights of the last two flows of pixels while they take at
-    most 256 MiB: other fidelities and steps use them again. The bits of a result are those of a call without a trail.
-    One thread at a time; not for tensors.
+    most 256 MiB. One thread at a time; not for tensors.
 
     Examples
     --------
@@ -103,18 +102,18 @@ class Trail:
         self._found: dict[str, tuple[str, Any]] = {}
 
     def __call__(self, share: float) -> None:
-        """Tell the share of the work that is done."""
+        """Pass the share on."""
         if self.tell is not None:
             self.tell(share)
 
     def estimate(self, signal: Array, missing: NDArray[np.bool_] | None) -> NDArray[np.float64]:
-        """Return the noise of each channel, as `estimate_sigmas` has it; that of the last samples is kept."""
+        """Return `estimate_sigmas`, kept for the last samples."""
         from nlflow.denoising.noise.finding.sigma import estimate_sigmas
 
         return self._once("levels", estimate_sigmas, signal, missing)  # type: ignore[no-any-return]
 
     def examine(self, samples: Array, missing: NDArray[np.bool_] | None) -> NoiseEstimate:
-        """Return which noise samples have, as `examine` says it; the verdict on the last samples is kept."""
+        """Return `examine`, kept for the last samples."""
         from nlflow.denoising.noise.finding.verdict import examine
 
         return self._once("verdict", examine, samples, missing)  # type: ignore[no-any-return]
@@ -129,10 +128,7 @@ class Trail:
     def weights(
         self, build: Callable[[], Affinity], kernel: Kernel, grid: Grid, compared: Array, *settings: Any
     ) -> Affinity:
-        """Return the weights of patches, built or kept; what was warned of when they were built is warned of again.
-
-        `compared` are the samples that patches are taken from, `settings` what else the affinity is built with.
-        """
+        """Return the weights of patches, built or kept, with the warnings of when they were built."""
         content = digest(np.ascontiguousarray(compared).data)
         key = described((kernel, grid, compared.dtype.str, compared.shape, settings, content))
         if key in self._kept:
@@ -180,7 +176,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class Watch:
-    """What a caller wants of a run beside its result: estimates, a limit of memory, and progress."""
+    """What a caller wants of a run beside its result."""
 
     every: bool = False  # all estimates of the path, and no rule that ends it early
     limit: float | None = None  # bytes that it may use at most
@@ -195,16 +191,16 @@ ALONE = Watch()
 
 @dataclass
 class Run:
-    """The estimates on a flow's path, in units of the noise, and what is told about it."""
+    """Estimates in units of the noise, and what is told."""
 
     path: list[Array]
     told: dict[str, Any] = field(default_factory=dict)
 
 
 class _Follower(Tracker):
-    """Tell how far a flow is, and write its course down; what telling raises ends the flow and is `raised` then.
+    """Tell how far a flow is, and write its course down.
 
-    It is kept for the caller because the time loop would answer some exceptions with a result that ends early.
+    What telling raises is kept as `raised`: the time loop would answer some exceptions with a result that ends early.
     """
 
     name = "follower"
@@ -259,14 +255,10 @@ class _Follower(Tracker):
 
 
 def run(problem: Problem, watch: Watch) -> tuple[list[Array], Solution[Any]]:
-    """Solve a problem; return the signals after each step, or the last alone, and the solution.
+    """Return the signals after each step, or the last alone, and the solution.
 
-    Raises
-    ------
-    NumericalError
-        When the flow does not come to its end.
-    KeyboardInterrupt
-        On Ctrl-C, since half a result is none; and whatever the one who is told raises.
+    Raises `NumericalError` when the flow does not come to its end, KeyboardInterrupt since half a result is none, and
+    whatever telling raises.
     """
     path: list[Array] = []
     trackers = list(problem.rules)
@@ -288,7 +280,7 @@ def run(problem: Problem, watch: Watch) -> tuple[list[Array], Solution[Any]]:
 
 
 def unrolled(problem: Problem) -> list[Array]:
-    """Return the signals after each step of a flow of tensors, with their derivatives; groups are constants."""
+    """Return the signals after each step of tensors, with derivatives; groups are constants."""
     flow: Flow = problem.flow
     u: Any = flow.observed
     memory: dict[str, Any] = {}

@@ -1,7 +1,6 @@
 """`denoise` on torch tensors, with derivatives: items that are alike lie side by side in one flow on their device.
 
-Noise is white here. What a model of it does, and what is missing, is met on the host: the image is copied there and
-back once, and the flow alone runs on the device.
+Noise is white here. Models of noise, and what is missing, are met on the host; the flow alone runs on the device.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ def denoised_tensor(
     denoise: Denoise, image: Tensor, sigma: Any, options: Options, *, quality: str, noise: Any,
     channel_axis: int | None, axes: str | None, spacing: Any, mask: Any, keep: Any, return_info: bool, progress: Any,
 ) -> Any:  # fmt: skip
-    """Return what `nlflow.denoise` says of tensors; `denoise` is that function, for what is met on the host."""
+    """Denoise a tensor; `denoise` is `nlflow.denoise`, for what is met on the host."""
     if options.device != "cpu":
         raise InputError(f"device: got {options.device!r} for a tensor, which stays on {image.device}; leave it out")
     begun, image = time.perf_counter(), checked_image(image)
@@ -207,7 +206,7 @@ def _guarded(one: Alike, f: Tensor, limit: float | None) -> AbstractContextManag
 def _on_host(
     denoise: Denoise, image: Tensor, axes: Axes, given: dict[str, Any], words: dict[str, Any], tell: Any
 ) -> tuple[Tensor, DenoiseInfo]:
-    """Return the result of the image as an array, whose flow runs on the device of the tensor; items one by one."""
+    """Denoise items one by one as arrays, whose flow runs on the device of the tensor."""
     word = axes.word.replace("B", "")
     channel = word.index("C") if "C" in word else None
     places = {"axes": word} if len(axes.letters) == 3 else {"channel_axis": channel}
@@ -252,7 +251,7 @@ def _info(frames: list[Frame], told: list[dict[str, Any]], residual: float, begu
 
 @dataclass(frozen=True)
 class Noisy:
-    """The noise of a tensor's items, where it is white."""
+    """White noise of a tensor's items."""
 
     sigma: Any  # one number, one a channel, one an item and channel, or a map
     estimated: bool = False
@@ -260,7 +259,7 @@ class Noisy:
 
     @classmethod
     def of(cls, items: Tensor, sigma: Any, model: Noise | str) -> Noisy | str:
-        """Return the noise of items (B, ..., C), or why it is met on the host; estimates are constants of the host."""
+        """Return the noise of items (B, ..., C), or why it is met on the host."""
         if not isinstance(model, str):
             white = model.white_sigma if sigma is None else None
             return f"noise={type(model).__name__}" if white is None else cls(white)
@@ -384,7 +383,7 @@ def frames_of(items: Tensor, noisy: Noisy, axes: Axes, quality: str, options: Op
 
 @dataclass(frozen=True)
 class Items:
-    """The items of a tensor, each with its frame, and the flows of those that are alike and not idle."""
+    """Items with their frames, and the flows of those that are alike and not idle."""
 
     axes: Axes
     frames: list[Frame]
@@ -416,7 +415,7 @@ class Items:
         return task
 
     def check_moves(self) -> None:
-        """Raise `InputError` where an item is returned unchanged, so that there is no flow to differentiate."""
+        """Refuse derivatives where an item has no flow."""
         for number, frame in enumerate(self.frames):
             if frame.idle:
                 item = f", item {number}" if self.axes.batch is not None else ""
@@ -431,7 +430,7 @@ class Items:
         return [(one, one.observe(items)) for one in self.flows]
 
     def differentiable(self, image: Tensor, filters: Sequence[TensorFilter], limit: float | None) -> Tensor:
-        """Return the estimate with its derivatives; each flow has a filter, whose groups are constants."""
+        """Return the estimate with its derivatives; groups are constants."""
         found = [
             (one, one.paths(f, Watch(limit=limit), filter)[0][-1])
             for (one, f), filter in zip(self.parts(image), filters, strict=True)
@@ -439,7 +438,7 @@ class Items:
         return self.assembled(image, found)
 
     def assembled(self, image: Tensor, found: list[tuple[Alike, Tensor]]) -> Tensor:
-        """Return estimates of all flows, in units of noise, in the units and the shape of the tensor."""
+        """Return estimates of all flows in the units and the shape of the tensor."""
         items = self.axes.items(image)
         rows: list[Tensor] = list(items)
         for one, u in found:
@@ -463,7 +462,7 @@ class Alike:
 
     @classmethod
     def of(cls, which: list[int], frames: list[Frame], items: Tensor) -> Alike:
-        """Put items side by side."""
+        """Put side by side."""
         own, device = [frames[number] for number in which], items.device
         count, channels = len(own), len(own[0].level)
         flat = (count, *(1 for _ in items.shape[1:-1]), channels)
@@ -480,12 +479,12 @@ class Alike:
 
     @property
     def groups(self) -> Groups:
-        """The flow of one of them; colours are those of each."""
+        """The flow of one; colours are those of each."""
         return _groups(self.frames[0])
 
     @property
     def precision(self) -> torch.dtype:
-        """That of the flow."""
+        """Of the flow."""
         return torch.float32 if self.groups.precision == np.float32 else torch.float64
 
     def observe(self, items: Tensor) -> Tensor:
@@ -495,7 +494,7 @@ class Alike:
         return ((own - self.offset) / self.level).to(items.dtype)
 
     def put(self, rows: list[Tensor], items: Tensor, u: Tensor) -> None:
-        """Put estimates, in units of noise, where their items are among rows (..., C)."""
+        """Put estimates back among rows (..., C)."""
         found = (u * self.level + self.offset).to(items.dtype)
         for number, frame, row in zip(self.which, self.frames, found, strict=True):
             item = items[number] if self.live is None else items[number].index_select(-1, self.live)
@@ -503,7 +502,7 @@ class Alike:
             rows[number] = row if self.live is None else items[number].index_copy(-1, self.live, row)
 
     def flow(self, f: Tensor) -> tuple[Tensor, Tensor | None, tuple[Grouping, ...]]:
-        """Return samples in units of noise as the signal of a flow, its variance, and its groupings.
+        """Return the signal of a flow, its variance, and its groupings.
 
         Several images lie in a volume as slices that know nothing of each other, several signals in an image as rows.
         """
@@ -520,7 +519,7 @@ class Alike:
         return mixed, variance, groupings
 
     def back(self, u: Tensor, like: Tensor) -> Tensor:
-        """Return a signal of the flow as samples (b, ..., C) in units of noise, in the precision of `like`."""
+        """Return a signal of the flow as samples (b, ..., C), in the precision of `like`."""
         return self._mixed(u.reshape(like.shape), self.colours).to(like.dtype)
 
     def _mixed(self, f: Tensor, matrices: Tensor) -> Tensor:
@@ -530,10 +529,7 @@ class Alike:
         return torch.stack(parts).sum(dim=0).view(f.shape) if len(parts) > 1 else parts[0].view(f.shape)
 
     def paths(self, f: Tensor, watch: Watch, filter: TensorFilter | None = None) -> tuple[list[Tensor], int, int]:
-        """Return estimates in units of noise (the last alone, or all), the tiles of the flow, and the bytes of one.
-
-        With a filter the steps are unrolled, so that they have derivatives in f.
-        """
+        """Return estimates (the last alone, or all), the tiles of the flow, and the bytes of one."""
         preset, (signal, variance, groupings) = self.groups.preset, self.flow(f)
         options = {} if variance is None else {"variance": variance}
         limit = free_bytes(f.device) if watch.limit is None else watch.limit
@@ -551,7 +547,7 @@ class Alike:
         return [self.back(u, f) for u in (path if watch.every else path[-1:])], tiles, memory
 
     def bytes_needed(self, f: Tensor, limit: float) -> tuple[int, float]:
-        """Return the working memory of the flow of samples as a whole, and what it grows by with a sample."""
+        """Return the working memory as a whole, and what it grows by with a sample."""
         signal, _, groupings = self.flow(f)
         working = TensorFilter.within(signal, limit)[1]
         needed = _bytes(signal, groupings, self.groups.preset.steps, working)

@@ -1,4 +1,4 @@
-"""Nonlocal total variation denoising of images and signals."""
+"""Nonlocal total variation denoising."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def nonlocal_tv(
     return_info: bool = False,
     memory_limit: float | None = None,
 ) -> Any:
-    r"""Denoise an image or a 1-D signal by nonlocal total variation on the graph of its patches.
+    """Denoise an image or a 1-D signal by nonlocal total variation on the graph of its patches.
 
     Minimizes E_1(u) = J_1(u) + fidelity/2 sum_i |u_i - f_i|^2 (`Ep` with p = 1) with the patch kernel of the slightly
     smoothed input, in units of the noise (Gilboa and Osher 2008, doi 10.1137/070698592). An input of so few samples
@@ -64,7 +64,7 @@ def nonlocal_tv(
         lambda in units of the noise; chosen by the discrepancy by default.
     residual : float
         What the fidelity is chosen for, where it is not given: the root mean square of u - f, in units of sigma. 1 is
-        the discrepancy principle of Morozov, |u - f|^2 = N sigma^2; a little less serves photographs better.
+        the discrepancy principle of Morozov, |u - f|^2 = N sigma^2.
     isotropic : bool
         One norm a pixel (`Jp`); otherwise one an edge.
     channel_axis : int, optional

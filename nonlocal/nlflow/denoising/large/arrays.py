@@ -1,4 +1,4 @@
-"""Denoising of Dask arrays, with the bits of `nlflow.denoise`: what the whole decides first, then block by block."""
+"""Denoising of Dask arrays: what the whole decides first, then block by block."""
 
 from __future__ import annotations
 
@@ -59,10 +59,9 @@ def denoise_array(
 ) -> Any:
     """Denoise a Dask array, block by block, with the result of `nlflow.denoise` on the whole for noise that is given.
 
-    Every block is denoised with a halo as wide as the flow looks. Noise that is found out counts as white here, and a
-    recording of such noise is not looked at on several scales, as it is as a whole. What the whole image decides (its
-    mean and range, how noisy it is, after how many steps the flow stops) is computed before this returns, on the
-    scheduler that is in force; the result itself is lazy.
+    What the whole image decides (its mean and range, how noisy it is, after how many steps the flow stops) is computed
+    before this returns, on the scheduler that is in force; the result itself is lazy. Noise that is found out counts as
+    white here.
 
     Parameters
     ----------
@@ -74,8 +73,7 @@ def denoise_array(
         given: from windows of the whole image, of a volume or clip from nine planes (the median).
     noise : str or Poisson
         ``'white'``, ``'poisson'``, or a `Poisson`; other noise is refused. With ``'auto'`` the noise counts as white,
-        and a warning tells where the middle of the image shows another kind. In some places the difference of input and
-        result is compared with that noise, and less is taken out where the two disagree.
+        and a warning tells where the middle of the image shows another kind.
     quality, channel_axis, axes, spacing
         As `nlflow.denoise`.
     return_info : bool
@@ -87,39 +85,37 @@ def denoise_array(
     Returns
     -------
     dask.array.Array
-        Shape, units and dtype of the input. Integers are rounded and clipped; for a result in floats convert the input
-        first (``image.astype("float32")``, which changes no other bit for integers of up to 16 bits).
+        Shape, units and dtype of the input. Integers are rounded and clipped.
 
     Raises
     ------
     InputError
-        Without Dask; for what is no Dask array, for chunks of unknown sizes, and as `nlflow.denoise`. Infinity is found
-        before this returns.
+        For what is no Dask array, chunks of unknown sizes, and as `nlflow.denoise`.
     MemoryLimitError
         When the largest block with its halo does not fit `max_memory`.
+    MissingPackageError
+        Without Dask.
 
     Warns
     -----
     NlflowWarning
-        When blocks are smaller than the halo and are joined, and as `nlflow.denoise`.
+        When blocks are smaller than the halo and are joined, and for images of fewer than 2 counts a sample.
 
     Notes
     -----
     For noise that is given the result has the bits of ``denoise(image.compute(), ..., preserve_range=True)``, rounded
     for integers. There are two exceptions: images of 2 or more than 3 channels have them to rounding, as principal axes
     are sums over the whole; images of fewer than 2 counts a sample on average are not summed in cells first. There is
-    no ``mask``, no ``keep`` and no map of sigma; to keep samples, use ``dask.array.where``.
+    no ``mask``, no ``keep`` and no map of sigma.
 
-    NaN and a value that stands for "no data" stay as they are, as those of `nlflow.denoise` do; what lies beside them
-    agrees with its result to a part of the noise, as holes are filled in block by block.
+    NaN and a value that stands for "no data" stay as they are. What lies beside them agrees with the result of
+    `nlflow.denoise` to a part of the noise, as holes are filled in block by block.
 
-    The image is read once for its statistics (three times where a value may stand for "no data"), once more to estimate
-    sigma, in some places to look at what would be removed, and by ``pixels`` up to where the residual is enough
-    (``steps=1`` spares that). In images the halo is at most 45 samples wide
+    The image is read several times. In images the halo is at most 45 samples wide
     for ``pixels`` and one step, 60 for ``fast``, 314 for ``balanced`` and 707 for ``best``, for the strongest noise (26
     less in colours): blocks of 2048 to 4096 keep what is computed twice small. In volumes it is 16, 88 and 124 along
     each axis, less along those whose samples lie farther apart. In clips it is 8, 50 and 58 frames, and blocks hold
-    whole frames. A block takes one thread, and working memory as `DenoiseInfo.memory_bytes` says.
+    whole frames.
 
     Examples
     --------
@@ -143,7 +139,7 @@ def denoised(
     image: Any, sigma: Any, options: Options, *, quality: str = "balanced", noise: Any = "auto",
     channel_axis: int | None = None, axes: str | None = None, spacing: Any = None, nodata: Any = None,
 ) -> tuple[Any, DenoiseInfo, str]:  # fmt: skip
-    """Return what `denoise_array` does, and a digest of the input's samples and of all that the result depends on.
+    """Return what `denoise_array` does, and a digest of the samples and of all that the result depends on.
 
     `nodata` is the value that stands for "no data", where a file says it.
     """
@@ -188,7 +184,7 @@ def denoised(
 
 
 def counts_only(noise: Any, sigma: Any, strength: float, what: str) -> Noise | None:
-    """Return the model of counts, or None for white noise; blocks know no other."""
+    """Return the model of counts, or None for white noise."""
     model, _ = choose_noise(noise, sigma)
     if isinstance(model, str):
         return None
@@ -247,7 +243,7 @@ def frame_for(
     axes: Axes, given: np.dtype[Any], found: Statistics, levels: Array | None, quality: str, model: Noise | None,
     options: Options,
 ) -> Frame:  # fmt: skip
-    """Return what parts have to know of the whole, with noise of these levels; None for counts, whose noise is 1."""
+    """Return the frame for noise of these levels; None for counts, whose noise is 1."""
     live = live_of(found.high > found.low)
     if live is not None:
         found, levels = found.of_channels(live), None if levels is None else levels[live]
@@ -294,7 +290,7 @@ def _said(halo: tuple[int, ...]) -> str:
 def examined(
     middle: Array, axes: Axes, found: Statistics, known: Known, levels: Array
 ) -> tuple[Array, NoiseEstimate | None]:
-    """Return the milder of noise levels (C,) and what the verdict on the middle of an image says, and the verdict.
+    """Return the milder of noise levels (C,) and of what the middle of an image shows, and the verdict.
 
     Raises `InputError` for phases and labels.
     """
@@ -325,7 +321,7 @@ class Wanted:
     estimated: bool
 
     def frame(self, levels: Array | None, verdict: NoiseEstimate | None = None) -> Frame:
-        """Return the frame for noise of these levels; None for counts, whose noise is 1."""
+        """Return the `frame_for` noise levels."""
         frame = frame_for(self.axes, self.dtype, self.found, levels, self.quality, self.model, self.options)
         if verdict is not None and levels is not None:
             own = levels if frame.live is None else levels[frame.live]
@@ -396,7 +392,7 @@ def looked_at(
 
 
 def settled(blocks: Blocks, frame: Frame, present: int) -> tuple[Frame, str]:
-    """Return the frame with the steps after which the flow of pixels stops, and why: the residual of the whole."""
+    """Return the frame with the steps after which the flow of pixels stops: by the residual of the whole."""
     flow = frame.flow
     assert isinstance(flow, Pixels)
     if flow.steps is not None:
@@ -422,7 +418,7 @@ def _in_order(tasks: list[Any]) -> Iterator[float]:
 
 
 def info_of(frame: Frame, why: str, memory: int, tiles: int) -> DenoiseInfo:
-    """Return what is told of the parts of a whole, of which nothing has been denoised yet."""
+    """Return what is told before anything is denoised."""
     told = {**frame.told(), "residual": math.nan, "tiles": tiles, "memory_bytes": memory}
     return DenoiseInfo(**(told | ({"stopped_by": why} if why else {})))
 
@@ -444,9 +440,7 @@ def denoise_part(
     """Return the estimate for a part of an image, in the units of the input, with the bits of the whole.
 
     The block has `Frame.halo` more samples around it where the image goes on (of a clip whole frames), begins at a
-    corner of the image, and gives what is `inner` in it, both without channels. It takes all threads if it is `alone`
-    at this time. The result is float32 for integers of up to 16 bits, float16 and float32, otherwise float64. Raises
-    `MemoryLimitError` when the part does not fit.
+    corner of the image, and gives what is `inner` in it, both without channels. It takes all threads if it is `alone`.
     """
     part = frame.part(block)
     result = part.samples
@@ -462,7 +456,7 @@ def denoise_part(
 def residual_squares(
     block: Array, corner: tuple[int, ...], inner: tuple[slice, ...], frame: Frame, memory_limit: float | None = None
 ) -> float:
-    """Return the sum of squares of input minus result over a block, in units of the noise; see `denoise_part`."""
+    """Return the sum of squares of input minus result over a block, in units of the noise."""
     part = frame.part(block)
     u = _estimate(part, corner, frame, memory_limit)
     present = ... if part.missing is None else ~part.missing[inner]

@@ -1,4 +1,4 @@
-"""Clips frame by frame: read twice, once for what the whole decides and once to be denoised a window at a time."""
+"""Clips read twice: once for what the whole decides, once to be denoised a window at a time."""
 
 from __future__ import annotations
 
@@ -67,11 +67,6 @@ def surveyed(
         Of shape (H, W) or (H, W, C), all alike.
     sigma, quality, noise, options, **more
         As `nlflow.denoising.large.denoise_array`; sigma is estimated from the first `FIRST` frames, the median.
-
-    Raises
-    ------
-    InputError
-        As `denoise_array`, and for an empty clip.
     """
     chosen = Options.of(options, more)
     chosen.refuse(("separate", "stopping"), _FILM)
@@ -124,13 +119,7 @@ def _figures(begin: Array, whole: Statistics, frame: Frame) -> Figures | None:
 
 
 def window(frame: Frame, max_memory: float | None = None) -> tuple[int, int]:
-    """Return how many frames are denoised at a time, and the bytes that takes with the frames around them.
-
-    Raises
-    ------
-    MemoryLimitError
-        When one frame with those that it looks at does not fit.
-    """
+    """Return how many frames are denoised at a time, and the bytes that takes, or raise `MemoryLimitError`."""
     count, height, width = frame.shape
     allowed = memory_limit() if max_memory is None else max_memory
     margin = frame.halo[0]
@@ -164,8 +153,7 @@ def denoise_frames(
     frame : Frame
         Of the first reading of the same clip.
     max_memory : float, optional
-        Bytes; half of the physical memory by default. It holds a window with the frames that it looks at, whatever the
-        length of the clip.
+        Bytes, for a window with the frames that it looks at; half of the physical memory by default.
     tell : callable
         Gets the number of frames that are done.
 
@@ -178,8 +166,6 @@ def denoise_frames(
     ------
     InputError
         When there are fewer frames than in the first reading.
-    MemoryLimitError
-        As `window`.
     """
     count, margin = frame.shape[0], frame.halo[0]
     core, _ = window(frame, max_memory)

@@ -61,34 +61,34 @@ class Blocks:
     channel_axis: int | None
 
     def without_channels(self, values: Sequence[Any]) -> tuple[Any, ...]:
-        """Return the entries of the axes that are no channels."""
+        """Drop the channels' entry."""
         return tuple(value for axis, value in enumerate(values) if axis != self.channel_axis)
 
     @property
     def axes(self) -> Axes:
-        """The axes of the image as those of space."""
+        """As those of space."""
         letters = "ZYX"[-len(self.shape) :]
         return Axes(self.image.shape, letters, (1.0,) * len(letters), self.channel_axis)
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape without channels."""
+        """Without channels."""
         return self.without_channels(self.image.shape)
 
     @property
     def chunks(self) -> tuple[tuple[int, ...], ...]:
-        """Sizes of the blocks without channels."""
+        """Sizes without channels."""
         return self.without_channels(self.image.chunks)
 
     def middle(self) -> Array:
-        """Return the middle of the image."""
+        """The image's middle."""
         cut = middle_of(self.shape, _MIDDLE[len(self.shape)])
         if self.channel_axis is not None:
             cut.insert(self.channel_axis, slice(None))
         return np.asarray(self.image[tuple(cut)].compute())
 
     def even(self, size: int) -> tuple[int, ...]:
-        """Return a number for each axis that is no channel."""
+        """Return one number an axis that is no channel."""
         return (size,) * len(self.shape)
 
     def _with_channels(self, values: Sequence[int]) -> list[int]:
@@ -99,7 +99,7 @@ class Blocks:
         return found
 
     def at_least(self, size: tuple[int, ...]) -> Blocks:
-        """Return the same image with neighbouring blocks joined until none is smaller than this, if need be."""
+        """Return the image with neighbouring blocks joined until none is smaller than this."""
         wanted = self._with_channels(size)
         chunks = tuple(_joined(sizes, n) for sizes, n in zip(self.image.chunks, wanted, strict=True))
         return self if chunks == self.image.chunks else Blocks(self.image.rechunk(chunks), self.channel_axis)
@@ -113,7 +113,7 @@ class Blocks:
         return overlap(self.image, depth, boundary="none", allow_rechunk=False)
 
     def each(self, halo: tuple[int, ...], function: Callable[..., Any], **words: Any) -> list[Any]:
-        """Return ``function(block, corner, inner, **words)`` of every block as a delayed value; see `place`."""
+        """Return ``function(block, corner, inner, **words)`` of every block as a delayed value."""
         from dask import delayed
 
         later, array = delayed(function, pure=False), self.with_halo(halo)
@@ -158,24 +158,21 @@ class Statistics:
         return mean_of_sums(self.sums, self.count)
 
     def ends_in(self, frame: Frame) -> tuple[Array, Array]:
-        """Return the lowest and the highest sample of the channels that vary (C,), in units of the noise."""
+        """Return the range (C,) in units of the noise."""
         live = slice(None) if frame.live is None else frame.live
         # With the bits that the samples have, which are compared with these.
         low, high = (in_units(one[live], frame.offset, frame.level) for one in (self.low, self.high))
         return low, high
 
     def of_channels(self, which: NDArray[np.bool_]) -> Statistics:
-        """Return those of some channels."""
+        """Select channels."""
         sums = [self.sums[c] for c in np.flatnonzero(which)]
         return replace(self, low=self.low[which], high=self.high[which], sums=sums,
                        moments=self.moments[np.ix_(which, which)])  # fmt: skip
 
 
 def surveyed(blocks: Blocks, model: Noise | None, nodata: Any = None) -> tuple[Statistics, Known, str]:
-    """Return the statistics of what is present in an image, what says nothing, and a warning where that is a guess.
-
-    In one pass over the image; in three where a value may stand for "no data", unless that is told.
-    """
+    """Return the statistics of what is present in an image, what says nothing, and a warning where that is a guess."""
     import dask
 
     known, guessed, told = Known(nodata), "", list[str]()
@@ -206,7 +203,7 @@ def _beside(
 
 
 def statistics(blocks: Blocks, model: Noise | None, known: Known) -> Statistics:
-    """Return the statistics of an image, in one pass over it."""
+    """Return them in one pass."""
     import dask
 
     count = math.prod(len(sizes) for sizes in blocks.image.chunks)
@@ -219,7 +216,7 @@ def statistics(blocks: Blocks, model: Noise | None, known: Known) -> Statistics:
 
 
 def merged(parts: Sequence[Statistics]) -> Statistics:
-    """Return the statistics of several parts as those of one."""
+    """Join several parts."""
     count = sum(part.count for part in parts)
     sums = [sum(column) for column in zip(*(part.sums for part in parts), strict=True)]
     moments = np.zeros_like(parts[0].moments)
@@ -240,7 +237,7 @@ def statistics_of(
     block: Array, corner: tuple[int, ...], inner: tuple[slice, ...], axes: Axes, model: Noise | None, known: Known,
     some: int = SOME,
 ) -> Statistics:  # fmt: skip
-    """Return the statistics of a block."""
+    """Of a block."""
     try:
         looked = as_given(block, replace(axes, shape=block.shape), known=known)
         signal = looked.samples if model is None else model.reduce(looked.samples, looked.missing).samples
@@ -274,10 +271,9 @@ def middle_of(shape: Sequence[int], side: int) -> list[slice]:
 
 
 def estimated(blocks: Blocks, found: Statistics, known: Known) -> Array:
-    """Return the noise of each channel (C,) as `nlflow.denoise` estimates it, from windows of the whole, in a pass.
+    """Return the noise of each channel (C,) as `nlflow.denoise` estimates it, from windows of the whole.
 
-    More passes are made where too few windows are left. Of a volume or a clip some planes are looked at, evenly far
-    apart, each as an image; the median counts. A channel that is constant has none.
+    Of a volume or a clip some planes are looked at, evenly far apart; the median counts. A constant channel has none.
     """
     return for_all(_levels(blocks, found, known), found)
 

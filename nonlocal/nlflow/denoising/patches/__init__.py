@@ -1,4 +1,4 @@
-"""Patches as tokens: groups of alike patches, on which E and its flows act as the classical denoisers do."""
+"""Patches as tokens: groups of alike patches, on which E and its flows act."""
 
 import lazy_loader
 

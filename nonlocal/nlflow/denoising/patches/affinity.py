@@ -29,7 +29,7 @@ def as_planes(u: Array) -> Array:
 
 
 def as_signal(planes: Array, shape: tuple[int, ...]) -> Array:
-    """Return planes (C, Z, H, W) as a signal of a shape."""
+    """Undo `as_planes`."""
     return namespace(planes).moveaxis(planes, 0, -1).reshape(shape)
 
 
@@ -90,13 +90,13 @@ class GroupAffinity(Affinity):
         return True
 
     def update(self, u: Array) -> GroupAffinity:
-        """Return the affinity with the groups of another signal."""
+        """With another signal's groups."""
         guide = u if u.ndim > len(self.domain.shape) else u[..., None]
         return GroupAffinity(guide, self.lattice, self._filter, self._moving, self.blocks)
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes that members and counts take."""
+        """Of members and counts."""
         return int(self.groups.members.nbytes + self.groups.counts.nbytes)
 
     def _put_back(self, values: NDArray[Any] | None) -> NDArray[np.float64]:

@@ -1,7 +1,4 @@
-"""The step on groups of alike patches: its contract between arrays, and the compiled loops that compute it.
-
-`nlflow.denoising.patches.plain` computes the same with the package's own objects.
-"""
+"""The step on groups of alike patches: its contract between arrays, and the compiled loops that compute it."""
 
 from __future__ import annotations
 
@@ -78,10 +75,7 @@ class Correlation:
         return cls(raised[0], raised[1], raised[2], extremes)
 
     def along(self, basis: Array) -> Array:
-        """Return what takes tokens to coefficients along the columns of a basis, in which noise is white, and back.
-
-        Both of shape (D, D), from the right, for each plane: (C, 2, D, D).
-        """
+        """Return what takes tokens to coefficients in a basis, in which noise is white, and back, (C, 2, D, D)."""
         there = (
             self.whitening @ basis
             if self.whitening.size
@@ -115,8 +109,7 @@ class Groups:
     members : int32 array or tensor of shape (G, n)
         First sample of each patch, numbered in C order; the patch of reference first.
     counts : int32 array or tensor of shape (G,)
-        How many of the members there are; the others hold 0, in tensors the reference. Tensors of 0 say that the guide
-        was out of range.
+        How many of the members there are. Tensors of 0 say that the guide was out of range.
     """
 
     lattice: Lattice
@@ -131,7 +124,7 @@ class Groups:
 
     @property
     def on_host(self) -> Groups:
-        """The groups as arrays, where they are tensors."""
+        """As arrays."""
         return Groups(self.lattice, to_numpy(self.members), to_numpy(self.counts))
 
     def places(self, which: Any, members: int) -> NDArray[np.int64]:
@@ -160,13 +153,11 @@ class Groups:
 class Images:
     """What a step looks at, as planes (C, Z, H, W) of one floating-point type; an image may be (C, H, W).
 
-    The first four are arrays, or tensors of one device.
-
     Attributes
     ----------
-    state, pilot, observed : array of shape (C, Z, H, W)
+    state, pilot, observed : array or tensor of shape (C, Z, H, W)
         The running state z, the estimate from which covariances are taken, and the input.
-    variance : array of shape (C, Z, H, W) or (C, 1, 1, 1)
+    variance : array or tensor of shape (C, Z, H, W) or (C, 1, 1, 1)
         Variance of the noise in the input.
     correlation : array of shape (C, 2a+1, 2b+1), or None
         Correlation of the noise of two samples of a slice by their offset, 0 in the middle; None for white noise. That
@@ -181,7 +172,7 @@ class Images:
 
     @property
     def on_host(self) -> Images:
-        """The images as arrays, where they are tensors."""
+        """As arrays."""
         state, pilot, observed, variance = map(to_numpy, (self.state, self.pilot, self.observed, self.variance))
         return Images(state, pilot, observed, variance, self.correlation)
 
@@ -197,13 +188,11 @@ class Stage:
     factor : float
         On the variance of the noise.
     shrink : float
-        Multiple of the noise that is taken from the eigenvalues of the covariance, see `removed`; 0 for a pilot free of
-        noise.
+        Multiple of the noise that is taken from the eigenvalues of the covariance; 0 for a pilot free of noise.
     running : bool
         Whether noise has been taken out of the state already; how much is left is measured then.
     cosine : bool
-        Whether the covariances that are shrunk count as diagonal in the cosines of a patch; their variances are lowered
-        by the rule of `removed` itself then.
+        Whether the covariances that are shrunk count as diagonal in the cosines of a patch.
     across : float
         Share of the step across the members in the estimate, in [0, 1].
     """
@@ -217,7 +206,7 @@ class Stage:
 
     @property
     def powers(self) -> tuple[float, ...]:
-        """The polynomial of `removed`; empty where no eigenvalues are lowered by it."""
+        """The polynomial of `removed`."""
         return removed(self.shrink) if self.shrink and not self.cosine else ()
 
 
@@ -225,16 +214,10 @@ class Stage:
 def removed(shrink: float) -> tuple[float, ...]:
     """Return the polynomial q by which B q(2 B - 1) goes of noisy tokens, where B = N (C + N)^-1.
 
-    What holds noise itself is lowered by a multiple of it: of a variance v in units of the noise, 1 / (1 + w) goes with
-    w = max(v - shrink, 0). That rule asks for eigenvectors. This is the polynomial nearest to it in the mean square,
-    over variances of pure noise, spread as those of three times as many patches as samples are (Marchenko and Pastur
-    1967), and some far above, bounded by 0 and 1, so that a step is one of an energy (least squares with bounds: Lawson
-    and Hanson 1974, chapter 23).
-
-    Returns
-    -------
-    tuple of 9 floats
-        Coefficients, the constant one first.
+    Of a variance v in units of the noise, 1 / (1 + w) is to go with w = max(v - shrink, 0), which asks for
+    eigenvectors. This polynomial is near to it in the mean square, over variances of pure noise (Marchenko and Pastur
+    1967) and some far above. It lies between 0 and 1, so that a step is one of an energy (least squares with bounds:
+    Lawson and Hanson 1974, chapter 23).
     """
     from scipy.optimize import nnls
 
@@ -262,7 +245,7 @@ def removed(shrink: float) -> tuple[float, ...]:
 
 
 def _nobody(share: float) -> None:
-    """Ignore the progress."""
+    pass
 
 
 class GroupFilter(Protocol):
@@ -271,11 +254,10 @@ class GroupFilter(Protocol):
     With a group's tokens z of mean m, their covariance C in the pilot and the noise N that z still holds, a step is
     z -> z - N (C + N)^-1 (z - m), a semi-implicit step of E with the fidelity matrix C N^-1.
 
-    The step across the members is the same with the covariance of the members instead of that of the samples. With
-    K = X X^T / D of the n centred tokens X of the pilot it is z -> z - s^2 (K + s^2)^-1 (z - m): patches are combined
-    (Herbreteau and Kervrann 2022, arXiv 2203.00570). s^2 is the mean of N, times n / D where n > D: the eigenvalues of
-    noise reach (1 + (n/D)^1/2)^2 in a covariance of n variables from D draws (Marchenko and Pastur 1967), n / D times
-    as far as in that of D variables from n draws.
+    The step across the members has K = X X^T / D of the n centred tokens X of the pilot in place of C:
+    z -> z - s^2 (K + s^2)^-1 (z - m), so that patches are combined (Herbreteau and Kervrann 2022, arXiv 2203.00570).
+    s^2 is the mean of N, times n / D where n > D, as the eigenvalues of noise in K reach n / D times as far as in C
+    (Marchenko and Pastur 1967).
     """
 
     def find(self, guide: Any, lattice: Lattice) -> tuple[Any, Any]:
@@ -290,10 +272,7 @@ class GroupFilter(Protocol):
 def groups_of(filter: GroupFilter, guide: Array, lattice: Lattice) -> Groups:
     """Return the groups that a filter finds on a guide.
 
-    Raises
-    ------
-    InputError
-        For members that are not those of the lattice's references and windows.
+    Raises `InputError` for members that are not those of the lattice's references and windows.
     """
     found: Any = filter.find(guide, lattice)
     if not str(getattr(filter.find, "__module__", "")).startswith("nlflow."):
@@ -426,12 +405,11 @@ class CompiledFilter:
 
 
 def filled(matrices: Array, size: int, dtype: Any) -> Array:
-    """Return matrices filled up with zeros to a number of rows and columns; empty ones have none."""
+    """Fill matrices up with zeros to a size."""
     more = size - matrices.shape[-1] if matrices.size else 0
     wide = [(0, 0)] * (matrices.ndim - 2) + [(0, more)] * 2
     return np.ascontiguousarray(np.pad(matrices, wide), dtype)
 
 
 def _volumes(planes: Array, lattice: Lattice) -> Array:
-    """Return planes as (C, Z, H, W), whatever axes of one sample they lack."""
     return np.ascontiguousarray(planes).reshape(len(planes), *lattice.shape)

@@ -39,14 +39,12 @@ class GroupFlow(Flow):
     of the group's patches in the current estimate u and the noise N that the running state z still holds. A
     semi-implicit step of length 1 from z, drawn to z itself (a minimizing movement), is the local Wiener filter
     Pz + C (C + N)^-1 (z - Pz); the patches are put back with their inverse variances as weights. Groups are found anew
-    from z. `RelaxedSemiImplicit` takes these steps; u(t) is the estimate, and u(0) the observed signal. (From another
-    `start` of `solve` the first estimate is made; the later steps go from the observed signal all the same.)
+    from z. `RelaxedSemiImplicit` takes these steps; u(t) is the estimate, and u(0) the observed signal.
 
     Parameters
     ----------
     observed : array_like or tensor of shape (N,), (H, W) or (Z, H, W), with `channels` (..., C)
-        The noisy signal f. With `channels`, C planes that are compared together and filtered one by one. Of tensors,
-        energies, averages and checkpoints are formed on the host.
+        The noisy signal f. With `channels`, C planes that are compared together and filtered one by one.
     grouping : Grouping or tuple of Grouping
         Of all steps, or of the first estimate and of the later steps. Several of the later steps take turns, whenever
         groups are found anew.
@@ -63,8 +61,7 @@ class GroupFlow(Flow):
         Whether the first axis is time: the search then follows motion from frame to frame, which the first channel
         tells.
     shrink : float
-        Multiple of the noise by which the eigenvalues of the first covariances are lowered, since f holds noise; see
-        `nlflow.denoising.patches.filters.removed`.
+        Multiple of the noise by which the eigenvalues of the first covariances are lowered, since f holds noise.
     cosine : bool
         Whether the first covariances count as diagonal in the cosines of a patch.
     factor : float
@@ -211,7 +208,7 @@ class GroupFlow(Flow):
 
     @property
     def groups(self) -> Groups:
-        """The groups that the flow holds."""
+        """Current groups."""
         held: Any = self.affinity
         return cast(Groups, held.groups.checked())
 
@@ -277,7 +274,7 @@ class GroupFlow(Flow):
         return planes, next_state
 
     def _seen_planes(self, estimate: Array) -> Array:
-        """Return the observed planes, which follow the estimate where samples are missing."""
+        """The observed planes, which follow the estimate where samples are missing."""
         if self.missing is None:
             return self._planes
         return namespace(estimate).where(self.missing.reshape(estimate.shape[1:]), estimate, self._planes)
@@ -302,7 +299,7 @@ class GroupFlow(Flow):
         return plain.energy(self.groups.on_host, self._images(u).on_host, self._stage())
 
     def given(self) -> list[Any]:
-        """Return what the flow was given: the filter with its attributes, the signal, its noise, what is missing."""
+        """Return what identifies the flow."""
         return [described(self.filter), self.observed, self._variance, self.missing, self._correlation]
 
     def __repr__(self) -> str:
@@ -313,7 +310,7 @@ class GroupFlow(Flow):
 
 
 def _check_step(made: Any, like: Array, checked: bool) -> None:
-    """Refuse what a filter of one's own returns, where it is no estimate and state; `checked` ones are finite."""
+    """Refuse what a filter of one's own returns, where it is no estimate and state."""
     if not isinstance(made, tuple) or len(made) != 2:
         raise InputError(f"filter: its step returned {type(made).__name__}, expected an estimate and a state")
     for name, planes in zip(("an estimate", "a state"), made, strict=True):
@@ -328,7 +325,6 @@ def _check_step(made: Any, like: Array, checked: bool) -> None:
 
 
 def _booleans(missing: Any, like: Array) -> Array:
-    """Return where samples are missing, on the device of the signal."""
     if not is_tensor(like):
         return np.asarray(to_numpy(missing) if is_tensor(missing) else missing, bool)
     if not is_tensor(missing) or missing.device != like.device:
@@ -405,19 +401,19 @@ class RelaxedSemiImplicit(Integrator):
             raise InputError(f"leave: got {self.leave:g}, expected a fraction, at most 1")
 
     def stability_limit(self, flow: Flow) -> float:
-        """Return infinity: a step filters, whatever the fidelity."""
+        """Infinity: a step filters."""
         del flow
         return math.inf
 
     def check_kind(self, flow: Flow) -> None:
-        """Raise `InputError` for a flow that is not one of groups."""
+        """Refuse other flows."""
         if not isinstance(flow, GroupFlow):
             raise InputError(
                 f"integrator: RelaxedSemiImplicit is for a GroupFlow, got {type(flow).__name__}; use SemiImplicit()"
             )
 
     def advance(self, flow: Flow, u: Array, t: float, target: float, memory: dict[str, Any]) -> tuple[Array, float]:
-        """Return the next estimate and t + 1; the running state and what groups were found on are remembered."""
+        """Return the next estimate and t + 1; state and groups are remembered."""
         del target
         self.check_kind(flow)
         now: Any = flow

@@ -37,8 +37,7 @@ class PatchGroups:
     The members are the nodes of a `BlockAffinity`, the patches are a signal on it. With Lambda = C / sigma^2, C the
     covariance of the group and P the mean over it, a `SemiImplicit` step of length 1 in the degree metric is the
     nonlocal Bayes filter Pu + C (C + sigma^2 I)^-1 (f - Pu) (Lebrun, Buades and Morel 2013, doi 10.1137/120874989).
-    Taken from f itself, the step ends at the minimizer of E. O(G (2 r + 1)^m D) time for G groups of patches of D
-    samples.
+    O(G (2 r + 1)^m D) time for G groups of patches of D samples along m axes.
 
     Parameters
     ----------
@@ -71,7 +70,7 @@ class PatchGroups:
     InputError
         For an image that is smaller than a patch, NaN or infinite values, and parameters out of range.
     MemoryLimitError
-        Before anything is allocated.
+        Where the tokens do not fit the limit.
 
     Warns
     -----
@@ -174,7 +173,7 @@ class PatchGroups:
         InputError
             For another shape, NaN or infinite values.
         MemoryLimitError
-            Before anything is allocated.
+            Where the tokens do not fit the limit.
         """
         signal, _ = as_signal(image, self.channel_axis)
         if signal.shape[:-1] != self._space:
@@ -262,7 +261,7 @@ class PatchGroups:
         InputError
             As `lift`, and for a negative variance.
         MemoryLimitError
-            Before anything is allocated.
+            Where it does not fit the limit.
         """
         removed = check_number("noise_variance", noise_variance, minimum=0)
         tokens = self.lift(image)
@@ -306,7 +305,7 @@ class PatchGroups:
 
 
 def fewest_candidates(references: Integers, last: tuple[int, ...], radius: int) -> int:
-    """Return how many positions the smallest search window has; windows end where patches no longer fit."""
+    """Return how many positions the smallest search window has."""
     ends = np.array(last)
     sides = np.minimum(references, radius) + np.minimum(ends - references, radius) + 1
     return int(sides.prod(axis=1).min())
@@ -318,7 +317,7 @@ def nearest_patches(
     """Return the patches nearest to each patch of reference, itself first, and their squared Euclidean distances.
 
     Of patches that are equally near, within the rounding of the guide, those are taken that lie nearest to the patch of
-    reference, and of these the first in C order. O(G (2 r + 1)^m D) time.
+    reference, and of these the first in C order.
 
     Parameters
     ----------

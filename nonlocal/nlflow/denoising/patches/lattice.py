@@ -21,8 +21,7 @@ Integers = NDArray[np.int64]
 def reference_positions(last: int, step: int) -> NDArray[np.intp]:
     """Return where the patches of reference begin along an axis, a set that looks the same from both ends.
 
-    Multiples of the step from the left up to the middle, and from the right. Where the two leave a gap of more than a
-    step in the middle, the middle itself is added (both of its sides where the axis has an even number of positions).
+    Multiples of the step from both ends to the middle, and the middle where they leave a wider gap.
 
     Parameters
     ----------
@@ -176,19 +175,19 @@ class Lattice:
 
     @property
     def count(self) -> int:
-        """How many groups there are."""
+        """Number of groups."""
         return len(self.slices) * len(self.rows) * len(self.columns)
 
     @property
     def fewest(self) -> int:
-        """How many patches the smallest window holds."""
+        """Patches of the smallest window."""
         ends = (n - p for n, p in zip(self.shape, self.patch, strict=True))
         along = zip((self.slices, self.rows, self.columns), self.radii, ends, strict=True)
         return math.prod(int((np.minimum(x, r) + np.minimum(end - x, r)).min()) + 1 for x, r, end in along)
 
     @property
     def jobs(self) -> int:
-        """How many jobs there are."""
+        """Their number."""
         return len(self.slices) * len(self.rows) * -(-len(self.columns) // self.run)
 
     @property
@@ -226,22 +225,10 @@ _LEAST: Final = 0.2  # of the variance of a difference; noise alone changes that
 
 
 def follow(lattice: Lattice, frames: Array) -> Lattice:
-    """Return the lattice whose jobs follow what moves in a clip.
+    """Return the lattice whose jobs follow what moves in a clip of frames (Z, H, W).
 
-    The motion from each frame to its neighbours is that of blocks (coarse to fine, where the difference varies least).
     A job takes the motion of the block at its middle, from frame to frame. References have to begin in each frame (a
     stride of 1).
-
-    Parameters
-    ----------
-    lattice : Lattice
-    frames : array of shape (Z, H, W)
-
-    Returns
-    -------
-    Lattice
-        Of the same references; clips of one frame stay as they are.
-        O(Z H W (2 r + 1)^2 (side / step)^2) time for the largest radius r of a level.
     """
     radius, depth = lattice.radii[0], lattice.patch[0]
     if max(radius, depth - 1) == 0 or lattice.shape[0] == 1:

@@ -44,10 +44,7 @@ class Blocks:
         whole: tuple[int, ...] | None,
         search: int = 0,
     ) -> Blocks | None:
-        """Return the blocks of a part of an image, which begin where those of the whole do; None for a small image.
-
-        Parameters are those of `Lattice.of`, and the number of the search.
-        """
+        """Return the blocks of a part of an image, which begin where those of the whole do; None for a small image."""
         own, large = three(shape), three(shape if whole is None else whole)
         alone = (p == 1 and r == 0 for p, r in zip(grouping.along("patch"), grouping.along("radius"), strict=True))
         sides = three(tuple(1 if apart else min(n, 2) for n, apart in zip(large, alone, strict=True)))
@@ -63,7 +60,7 @@ class Blocks:
 
     @property
     def size(self) -> int:
-        """Samples of a block; the variance of white noise is so many times smaller in the means."""
+        """Samples of a block."""
         return self.sides[1] * self.sides[2]
 
     def _inside(self, planes: Array) -> Array:

@@ -1,4 +1,4 @@
-"""The step on groups of alike patches on tensors: the third form of `GroupFilter`, for GPUs and for derivatives."""
+"""The step on groups of alike patches on tensors."""
 
 from __future__ import annotations
 
@@ -32,12 +32,9 @@ _ERROR = 0.1
 class TensorFilter:
     """Groups and steps on torch tensors, in batches of groups; a subclass may find other groups.
 
-    Groups of float32 that would lose too many digits are filtered in float64. Estimates have derivatives in the images,
-    in both modes, for groups that are found already. On the CPU the bits do not depend on the number of threads. On a
-    GPU sums have one order under ``torch.use_deterministic_algorithms``.
-
-    On a GPU of CUDA, kernels in Triton take the place of torch's operations where they can; `why_no_search` and
-    `why_no_step` tell why not.
+    Groups of float32 that would lose too many digits are filtered in float64. Estimates have derivatives in the images
+    for groups that are found already. On a GPU sums have a fixed order only under
+    ``torch.use_deterministic_algorithms``.
 
     Parameters
     ----------
@@ -52,14 +49,14 @@ class TensorFilter:
         self.kernels = kernels
 
     def why_no_search(self, guide: Any, lattice: Lattice) -> str:
-        """Return why no kernel does the search on a guide; an empty text where one does."""
+        """Return why no kernel does the search; empty where one does."""
         from nlflow.backends.triton import choice
 
         offsets = math.prod(2 * radius + 1 for radius in lattice.radii)
         return choice.why_not(guide, self.kernels) or choice.why_no_search(guide, offsets)
 
     def why_no_step(self, lattice: Lattice, images: Images, stage: Stage) -> str:
-        """Return why no kernel does the step on images; an empty text where one does."""
+        """Return why no kernel does the step; empty where one does."""
         from nlflow.backends.torch.groups import tracked
         from nlflow.backends.triton import choice
 
@@ -71,7 +68,7 @@ class TensorFilter:
         )  # fmt: skip
 
     def told(self, like: Any, across: float) -> str:
-        """Return what computes groups and steps of images like this, in words; windows or patches may be too large."""
+        """Return what computes groups and steps, in words."""
         from nlflow.backends.triton import choice
 
         why = choice.why_not(like, self.kernels) or ("estimates are combined across members" if across else "")
@@ -84,7 +81,7 @@ class TensorFilter:
 
     @classmethod
     def within(cls, like: Any, limit: float) -> tuple[TensorFilter, int]:
-        """Return a filter whose chunks take a part of some bytes where tensors like this lie, and what they take."""
+        """Return a filter whose chunks take a part of some bytes, and what they take."""
         from nlflow.backends.torch.workers import bytes_of_chunks, chunk_for
 
         held = bytes_of_chunks(like.device)
@@ -234,7 +231,7 @@ class FrozenFilter(TensorFilter):
         self._next = 0
 
     def find(self, guide: Array, lattice: Lattice) -> tuple[Array, Array]:
-        """Return the groups that were found at this place of the first run."""
+        """Return the groups found at this place of the first run."""
         if self._next == len(self._found):
             self._found.append(super().find(guide, lattice))
         self._next += 1

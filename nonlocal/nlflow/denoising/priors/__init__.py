@@ -1,7 +1,6 @@
 """The denoiser as a prior: reconstruction from linear measurements.
 
-`deepinv`, `pylops`, `pyproximal` and `scico` are adapters, which are imported by name, such as
-``from nlflow.denoising.priors.deepinv import Denoiser``.
+`deepinv`, `pylops`, `pyproximal` and `scico` are adapters, imported by name.
 """
 
 from nlflow.denoising.priors.denoisers import Denoiser, Resolvent

@@ -1,7 +1,4 @@
-"""The denoiser for deepinv (https://deepinv.github.io): a ``deepinv.models.Denoiser`` without weights.
-
-``pip install deepinv`` installs it, with torch and torchvision.
-"""
+"""The denoiser for deepinv (https://deepinv.github.io): a ``deepinv.models.Denoiser`` without weights."""
 
 from __future__ import annotations
 
@@ -23,8 +20,7 @@ class Denoiser(Base):
     ----------
     quality : {'fast', 'balanced', 'best', 'pixels'}
     **options
-        As `nlflow.denoise` takes them, other than ``channel_axis``. With ``separate=True`` channels are denoised each
-        by itself.
+        As `nlflow.denoise` takes them, other than ``channel_axis``.
 
     Notes
     -----
@@ -45,7 +41,7 @@ class Denoiser(Base):
         self.denoiser = denoisers.Denoiser(quality, **options)
 
     def forward(self, x: Any, sigma: Any) -> Any:
-        """Return the denoised batch, with the bits of ``denoise(item, sigma, channel_axis=0)`` for each item.
+        """Return the denoised batch: ``denoise(item, sigma, channel_axis=0)`` of each item.
 
         Parameters
         ----------

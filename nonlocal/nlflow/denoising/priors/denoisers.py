@@ -30,10 +30,9 @@ _OPTIONS = ("channel_axis", "axes", "spacing", "mask", "keep", "preserve_range",
 
 
 def base(module: str, name: str, install: str) -> Any:
-    """Return a class to derive an adapter from.
+    """Return a class to derive an adapter from, which cannot be instantiated where its package is missing.
 
-    Where its package is missing it is one that cannot be instantiated: that raises `MissingPackageError` with the
-    command that installs the package. So adapters can be imported, and documented, without it.
+    So adapters can be imported, and documented, without it.
     """
     try:
         return getattr(importlib.import_module(module), name)
@@ -89,13 +88,12 @@ class Denoiser:
 class Resolvent:
     """The filter (I + s^2 w L)^-1 of a frozen kernel: for nodes of weight w = 1 an implicit Euler step of the J-flow.
 
-    It is the proximal map of s^2 J in the norm without weights, linear and symmetric with eigenvalues in (0, 1], so
-    that the loops of `nlflow.denoising.priors.reconstruct` converge.
+    It is the proximal map of s^2 J in the norm without weights, linear and symmetric with eigenvalues in (0, 1].
 
     Parameters
     ----------
     affinity : Affinity
-        Of k; it is symmetrized to K = k + k^T. Such as ``affinity(Patch(...), grid, pilot)`` of a pilot estimate.
+        Of k; it is symmetrized to K = k + k^T.
     rtol : float, optional
         Of the linear systems; 1e-10 in float64 and 1e-5 in float32 by default.
 
@@ -122,7 +120,7 @@ class Resolvent:
 
 
 def check_denoised(result: Any, like: Array) -> Array:
-    """Return what a denoiser gave, in the dtype of its input, if it is real, finite and of the right shape."""
+    """Return what a denoiser gave, if it is real, finite and of the right shape."""
     array = np.asarray(result)
     if array.dtype.kind not in "biuf":
         raise InputError(f"denoiser: it returned dtype {array.dtype}, expected real numbers")

@@ -1,7 +1,4 @@
-"""The filter of a frozen kernel for PyLops (https://pylops.readthedocs.io): P and L as linear operators.
-
-``pip install 'nlflow[pylops]'`` installs it. `nlflow.denoising.priors.Forward` takes operators of PyLops.
-"""
+"""The filter of a frozen kernel for PyLops (https://pylops.readthedocs.io): P and L as linear operators."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The denoiser for PyProximal (https://pyproximal.readthedocs.io): the proximal operator of its prior.
-
-``pip install 'nlflow[pyproximal]'`` installs it, with PyLops.
-"""
+"""The denoiser for PyProximal (https://pyproximal.readthedocs.io): the proximal operator of its prior."""
 
 from __future__ import annotations
 
@@ -22,7 +19,8 @@ Base: Any = base("pyproximal", "ProxOperator", install_command("pyproximal"))
 class Prior(Base):
     """The prior of `nlflow.denoise` as a proximal operator, for the solvers of PyProximal.
 
-    prox of tau R is the denoiser of noise of variance ``weight tau``, as PyProximal's ``PlugAndPlay`` has it.
+    prox of tau R is the denoiser of noise of variance ``weight tau``. R itself is not known, its value is given
+    as 0: solvers that search a step by values cannot be used.
 
     Parameters
     ----------
@@ -33,10 +31,6 @@ class Prior(Base):
     quality : {'fast', 'balanced', 'best', 'pixels'}
     **options
         As `nlflow.denoise` takes them.
-
-    Notes
-    -----
-    R itself is not known: its value is given as 0. So no solver that searches a step by values can be used.
 
     Examples
     --------

@@ -178,26 +178,22 @@ def reconstruct(
     rtol: float = 1e-3,
     progress: bool = False,
 ) -> Reconstruction:
-    r"""Reconstruct a signal u from f = A u + noise, with a denoiser as the prior (plug-and-play, or RED).
+    """Reconstruct a signal u from f = A u + noise, with a denoiser as the prior (plug-and-play, or RED).
 
     A denoiser D of strength s is taken for the proximal map of s^2 R, where R is the prior's energy. Each method is one
     for |A u - f|^2 / (2 sigma^2) + mu R(u), mu being the `weight`, with this map in place of the one of R:
 
     ``hqs``
         Half-quadratic splitting. x = argmin |A x - f|^2 / (2 sigma^2) + mu |x - z|^2 / (2 s^2), then z = D(x); the
-        estimate is z. With a strength that falls it is plug-and-play as Zhang et al. 2021 have it. With one strength
-        x minimizes with mu times the Moreau envelope of R in place of mu R, and z is D of it.
+        estimate is z. With a strength that falls it is the plug-and-play of Zhang et al. 2021.
     ``admm``
         z = D(v), x as above near 2 z - v, and v + x - z in place of v (Douglas-Rachford, which is ADMM in another
-        variable); the estimate is z. The change is |x - z|: how far the estimate that fits the data and the one that
-        fits the prior are apart.
+        variable); the estimate is z. The change is |x - z|.
     ``forward-backward``
-        D(u - s^2 / (mu sigma^2) A'(A u - f)). No linear systems, but s^2 |A|^2 < 2 mu sigma^2 is needed, so that it
-        takes many small steps.
+        D(u - s^2 / (mu sigma^2) A'(A u - f)), which needs s^2 |A|^2 < 2 mu sigma^2.
     ``red``
         Regularization by denoising: x as above near D(x), the estimate is x. Its fixed points solve A'(A u - f) /
-        sigma^2 + mu (u - D(u)) / s^2 = 0. For D = P the second term is mu / s^2 times the gradient of J in the degree
-        metric.
+        sigma^2 + mu (u - D(u)) / s^2 = 0.
 
     Parameters
     ----------
@@ -213,9 +209,9 @@ def reconstruct(
     method : {'hqs', 'admm', 'forward-backward', 'red'}
     strength : float or sequence of float, optional
         Of the noise that the denoiser takes out, in the units of the signal. A number: iterate to a fixed point. A
-        sequence, such as ``numpy.geomspace(50, 2, 8)``: a schedule, one iteration each, and the loop ends with it. By
-        default a schedule of 8, from 0.8 of the signal's standard deviation, roughly estimated, to sigma / |A|; for
-        ``forward-backward`` the number sigma sqrt(mu) / |A|, half of what is allowed in s^2.
+        sequence, such as ``numpy.geomspace(50, 2, 8)``: a schedule, one iteration each. By default a schedule of 8,
+        from 0.8 of the signal's standard deviation, roughly estimated, to sigma / |A|; for ``forward-backward`` the
+        number sigma sqrt(mu) / |A|, half of what is allowed in s^2.
     weight : float
         mu > 0: larger for smoother results.
     start : array, optional
@@ -242,13 +238,10 @@ def reconstruct(
     Notes
     -----
     Convergence with one strength is known for a D that is a proximal map of a convex function, such as a linear
-    symmetric filter with eigenvalues in (0, 1]: then D is firmly nonexpansive, and all methods converge. ``admm`` and
-    ``forward-backward`` minimize the energy above, ``red`` that with the envelope, which for a linear D is <u, u - D u>
-    / (2 s^2), and ``hqs`` gives D of what ``red`` does (Combettes and Wajs 2005, doi 10.1137/050626090; Lions and
-    Mercier 1979, doi 10.1137/0716071). It is also known for ``admm`` and ``forward-backward`` where D - I is a
-    contraction and the misfit strongly convex (Ryu et al. 2019, arXiv 1905.05406), and for ``red`` where D is
-    nonexpansive (Reehorst and Schniter 2019, arXiv 1806.02296). Nothing of this is known for `nlflow.denoise`, which
-    looks for its groups anew in each call: use a schedule.
+    symmetric filter with eigenvalues in (0, 1]: ``admm`` and ``forward-backward`` then minimize the energy above,
+    ``red`` that with the envelope of R, and ``hqs`` gives D of what ``red`` does (Combettes and Wajs 2005,
+    doi 10.1137/050626090; Lions and Mercier 1979, doi 10.1137/0716071). Nothing of this is known for `nlflow.denoise`,
+    which looks for its groups anew in each call: use a schedule.
 
     An iteration costs one call of the denoiser and, except for ``forward-backward``, a number of applications of A and
     A' that grows as |A| s / (sigma sqrt(mu)).

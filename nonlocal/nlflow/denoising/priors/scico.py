@@ -1,7 +1,4 @@
-"""The denoiser for SCICO (https://scico.readthedocs.io): a pseudo-functional whose proximal operator it is.
-
-``pip install scico`` installs it, with the versions of JAX that it needs.
-"""
+"""The denoiser for SCICO (https://scico.readthedocs.io)."""
 
 from __future__ import annotations
 
@@ -19,8 +16,8 @@ Base: Any = base("scico.functional", "Functional", "pip install scico")
 class Prior(Base):
     """The prior of `nlflow.denoise` as a functional of SCICO, in place of its ``BM3D`` and ``DnCNN``.
 
-    As with those, ``prox(v, lam)`` takes `lam` for the strength of the noise: in ADMM with penalty rho and the
-    functional ``s * Prior()`` it is s / rho.
+    ``prox(v, lam)`` takes `lam` for the strength of the noise: in ADMM with penalty rho and the functional
+    ``s * Prior()`` it is s / rho.
 
     Parameters
     ----------
@@ -37,15 +34,13 @@ class Prior(Base):
         self.denoiser = denoisers.Denoiser(quality, **options)
 
     def prox(self, v: Any, lam: Any = 1.0, **kwargs: Any) -> Any:
-        """Return ``denoise(v, lam)``, the same bits, as an array of JAX.
+        """Return ``denoise(v, lam)`` as an array of JAX; its first guess ``v0`` is not needed.
 
         Parameters
         ----------
         v : array of JAX or NumPy, float32 or float64
         lam : float
             Standard deviation of the noise.
-        **kwargs
-            A first guess, ``v0``, which SCICO's solvers pass and a denoiser does not need.
 
         Raises
         ------
