@@ -80,11 +80,11 @@ class Report(Brief):
     provenance: dict[str, Any] = field(default_factory=dict)
 
     def findings(self) -> list[str]:
-        """Return sentences about why; empty without a cause."""
+        """Return sentences about why."""
         return [] if self.cause is None else causes(self.cause, self.spectra)
 
     def parts(self) -> dict[str, dict[str, float]]:
-        """Return by stack what each part changes in the mean cosine over its blocks; empty without a cause."""
+        """Return by stack what each part changes in the mean cosine over its blocks."""
         found: dict[str, dict[str, float]] = {}
         for block in () if self.cause is None else self.cause.blocks:
             own = found.setdefault(block.stack, {})
@@ -94,7 +94,7 @@ class Report(Brief):
         return found
 
     def may(self) -> list[str]:
-        """Return sentences that one may write about the model."""
+        """Return what one may write about the model."""
         found = [f"On {_inputs(self.before.count)} of {self.name}, {one}." for one in self.before.findings()]
         if self.cause is not None:
             found += [f"{_capital(one)} ({self.cause.count} of these inputs)." for one in causes(self.cause)]
@@ -114,7 +114,7 @@ class Report(Brief):
         return found
 
     def may_not(self) -> list[tuple[str, str]]:
-        """Return sentences that one may not write about it, each with the reason."""
+        """Return what one may not write about the model, each with the reason."""
         found = []
         for one in self.before.growths():
             which = f"{one.stack} of {self.name}"
@@ -153,7 +153,7 @@ class Report(Brief):
         return found
 
     def tables(self) -> dict[str, list[dict[str, Any]]]:
-        """Return all numbers, as rows by the name of their table."""
+        """Return all rows by table."""
         tables = {"layers": self.before.rows(), "layers with the cure": self.after.rows()}
         if self.cause is not None:
             tables |= {"parts": self.cause.rows(), "groups of tokens": self.cause.group_rows(),
@@ -167,7 +167,7 @@ class Report(Brief):
         return {name: rows for name, rows in tables.items() if rows}
 
     def figures(self) -> dict[str, Any]:
-        """Return matplotlib's figures by their captions."""
+        """Return figures by caption."""
         from nlflow.plotting import cures_figure, parts_figure, survey_figure
 
         found = {
@@ -254,7 +254,7 @@ class Report(Brief):
         return found + ("." if self.sweep is None else f"; {self.sweep.metric} on {self.sweep.items} items.")
 
     def answers(self, *, brief: bool = False) -> tuple[str, str, str]:
-        """Return the three answers: do tokens grow alike, why, what helps; `brief`: without numbers of nulls."""
+        """Do tokens grow alike, why, what helps; `brief`: without numbers of nulls."""
         told = [f"the {one.stack} {one.verdict}" for one in self.before.growths()] if brief else self.before.findings()
         does = " ".join(f"{_capital(one)}." for one in told)
         count = 0 if self.cause is None else self.cause.count
@@ -272,7 +272,7 @@ class Report(Brief):
         return beside_nulls([one for one in self.cause.blocks if one.stack == stack]) if self.cause is not None else ""
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Sentences and tables for JSON."""
         found: dict[str, Any] = {
             "model": self.name, "source": self.source, "date": self.date, "answers": self.answers(),
             "cure": self.cure, "may": self.may(), "may_not": self.may_not(), "tables": self.tables(),
@@ -281,7 +281,7 @@ class Report(Brief):
         return dict(plain(found))
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write the page to a file, complete or not at all, and return its path."""
+        """Write the page to a file, and return its path."""
         place = check_path("path", path)
         write_content(place, self.html().encode())
         return place

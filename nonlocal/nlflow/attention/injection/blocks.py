@@ -125,7 +125,7 @@ class Block:
 
 
 def transformers_library() -> Any:
-    """Return the module transformers, of release 5 or later."""
+    """The module transformers, at least 5."""
     try:
         library = importlib.import_module("transformers")
     except ImportError as error:
@@ -342,7 +342,7 @@ def _asks(forward: Any) -> bool:
 
 
 def own_eager(module: nn.Module) -> Callable[..., Any] | None:
-    """Return the function that a module calls where its configuration names ``eager``, None where there is none."""
+    """Its own eager function."""
     forward = own_forward(module)
     known = getattr(forward, "__globals__", {})
     named = [known.get(name) for name in _names(forward.__code__) if name.endswith(_EAGER)]
@@ -392,7 +392,7 @@ def crosses(name: str, module: nn.Module) -> bool:
 
 
 def values_of(module: nn.Module) -> nn.Module | None:
-    """Return what makes a module's values, alone or together with queries and keys."""
+    """Projection of values."""
     direct = dict(module.named_children())
     return next((direct[name] for name in _VALUES if name in direct), None)
 

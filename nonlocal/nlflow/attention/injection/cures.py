@@ -93,7 +93,7 @@ CURES = {
 
 
 def checked(cures: Mapping[str, float | Sequence[float]] | None, count: int) -> dict[str, list[float]]:
-    """Return a number for each block and each cure that is not neutral everywhere."""
+    """Check cures."""
     result = {}
     names = tuple(name for name in CURES if name not in TERMS_OF_V0)
     if cures is not None and not isinstance(cures, Mapping):
@@ -250,7 +250,7 @@ class Present:
         return uniform_average(tokens, tokens.shape[1], self.seen(block, tokens), block.causal)
 
     def seen(self, block: Block, tokens: Tensor) -> Tensor | None:
-        """Return which tokens (B, N, D) each of them may see, (B, N or 1, N); None where order alone says it."""
+        """Return which tokens (B, N, D) each may see, (B, N or 1, N)."""
         several = self._own[True].get() if block.stack == "decoder" else None
         mask = self._own[False].get() if several is None else several
         if self._padded and self._open.get() is None and torch._C._current_graph_task_id() != -1:

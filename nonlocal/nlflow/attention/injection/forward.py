@@ -54,13 +54,13 @@ class Call:
             self.entered = self.latest
 
     def count(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Keep how many tokens an attention module is called with."""
+        """Count its tokens."""
         given = (kwargs.get("hidden_states"), *args, *kwargs.values())
         tokens = next((one for one in given if _is_numbers(one) and one.ndim > 1), None)
         self.counts[id(module)] = [0, 0 if tokens is None else tokens.shape[:-1].numel(), 0]
 
     def first_values(self, module: nn.Module, terms: Any, new: Tensor) -> Tensor | None:
-        """Return v0 for this layer, in its order of tokens; None where it has no term."""
+        """Values v0 for it."""
         name = terms.label or type(module).__name__
         if self.owner is None:
             self.owner = module
@@ -167,7 +167,7 @@ def _are_tokens(tokens: Tensor | None, values: Tensor) -> bool:
 
 @dataclass(eq=False)
 class Part:
-    """A module, or a hook on it, that must stay in its place for a term to act."""
+    """What must stay for a term to act."""
 
     name: str
     parent: nn.Module

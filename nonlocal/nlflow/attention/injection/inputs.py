@@ -86,7 +86,7 @@ def text_inputs(model: nn.Module, source: str | os.PathLike[str], text: Any) -> 
 
 
 def tokenizer_of(name: str, source: str | os.PathLike[str], otherwise: str) -> Any:
-    """Return the tokenizer of a folder or of a model on the hub."""
+    """The tokenizer."""
     folder, why = check_path("source", source), ""
     try:
         tokenizer = transformers_library().AutoTokenizer.from_pretrained(
@@ -124,7 +124,7 @@ def takes(model: nn.Module, name: str) -> bool:
 
 
 def takes_a_mapping(model: nn.Module, given: Mapping[str, Any]) -> bool:
-    """Whether a model takes the mapping itself, as a SentenceTransformer does."""
+    """Whether it takes mappings."""
     arguments = inspect.signature(without_wrapper(model).forward).parameters.values()
     needed = [one.name for one in arguments if one.default is one.empty and one.kind is one.POSITIONAL_OR_KEYWORD]
     return len(needed) == 1 and needed[0] not in given
@@ -385,7 +385,7 @@ def _check_lengths(model: Any, inputs: Mapping[str, Any]) -> None:
 
 
 def positions(model: Any) -> int:
-    """Number of positions, large where it is not told."""
+    """Number of positions."""
     config: Any = getattr(model, "config", None)
     names = ("max_position_embeddings", "n_positions")
     places = ((one, name) for one in (config, getattr(config, "text_config", None)) for name in names)
@@ -409,7 +409,7 @@ def _check_ids(model: Any, inputs: Mapping[str, Any]) -> None:
 
 
 def vocabulary(model: Any) -> int:
-    """Number of tokens known, or 0."""
+    """Number of tokens."""
     try:
         embedding = model.get_input_embeddings()
     except (AttributeError, NotImplementedError):
@@ -450,7 +450,7 @@ def several(given: dict[str, Tensor] | Tensor | None) -> list[Any]:
 
 
 def simple_inputs(model: Any) -> dict[str, Tensor] | Tensor | None:
-    """Return a few tokens, or an image or a video of noise; None where the model does not say what it takes."""
+    """Return made-up inputs, None where the model does not say what it takes."""
     model = without_wrapper(model)
     config, name = getattr(model, "config", None), getattr(model, "main_input_name", "")
     place = next((one.device for one in model.parameters()), torch.device("meta"))
@@ -486,7 +486,7 @@ def simple_inputs(model: Any) -> dict[str, Tensor] | Tensor | None:
 
 
 def side_by_side(model: Any) -> bool:
-    """Whether it has two towers, as CLIP."""
+    """Whether it is CLIP-like."""
     return hasattr(model, "get_text_features") and hasattr(model, "get_image_features")
 
 

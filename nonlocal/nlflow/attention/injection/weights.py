@@ -165,7 +165,7 @@ class Layout:
         ]
 
     def find(self, made: Tensor, averages: Tensor, heads: int, label: str) -> None:
-        """Find the layout from what the projection of values made (B, ..., C), and averages (B, ..., H d)."""
+        """Find it in a call."""
         if made.ndim < 3 or made.ndim != averages.ndim or made.shape[:-1] != averages.shape[:-1]:
             return  # rows in another arrangement
         made, averages, used = made.flatten(1, -2), averages.flatten(1, -2), averages.shape[-1]
@@ -197,21 +197,11 @@ def _watches(module: nn.Module) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class Product:
-    """x -> x W + c of one block: what attention adds to tokens that are all x, with W = W_V W_O.
+    """What attention adds to tokens that are all x: x W + c, with W = W_V W_O and c = b_V W_O + b_O."""
 
-    Attributes
-    ----------
-    matrix : tensor of shape (D, D)
-        W, so that rows are tokens.
-    values_bias : tensor of shape (D,)
-        b_V W_O.
-    output_bias : tensor of shape (D,)
-        b_O, and c is the sum of both.
-    """
-
-    matrix: Tensor
-    values_bias: Tensor
-    output_bias: Tensor
+    matrix: Tensor  # W, (D, D), for tokens in rows
+    values_bias: Tensor  # b_V W_O
+    output_bias: Tensor  # b_O
 
 
 @torch.no_grad()

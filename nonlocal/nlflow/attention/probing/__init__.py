@@ -1,1 +1,1 @@
-"""What a trained model does."""
+"""Probes of models."""

@@ -1,8 +1,4 @@
-"""What attention adds to the hidden state of its layer, found by watching the sums that the layer computes.
-
-While a layer runs, each tensor that comes of its input is known by the sum that it is, x + a + m, and each summand by
-what it was made from. What attention adds are the summands that come of its output, and not of a sum that has it.
-"""
+"""What attention adds to its layer."""
 
 from __future__ import annotations
 
@@ -40,40 +36,25 @@ ATTENTION, CROSS, MLP, NORM = "attention", "cross-attention", "mlp", "norm"
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """One step of a layer on its hidden state: it adds a tensor, or norms the state.
+    """One step of a layer on its hidden state: it adds a tensor, or norms the state."""
 
-    Attributes
-    ----------
-    kind : str
-        `ATTENTION` of this block, `CROSS` (over other tokens, or another block's), `MLP` (all else that is added),
-        `NORM`.
-    tensor : tensor of shape (B, N, D)
-        What is added, or the normed state.
-    beside : bool
-        Whether it is computed beside attention from the same state, as in GPT-J, so that the order of both is free.
-    """
-
-    kind: str
-    tensor: Tensor
-    beside: bool = False
+    kind: str  # ATTENTION of this block, CROSS (over other tokens, or another block's), NORM, MLP (all else)
+    tensor: Tensor  # (B, N, D): what is added, or the normed state
+    beside: bool = False  # computed beside attention, as in GPT-J, so that the order of both is free
 
 
 @dataclass(eq=False)
 class Seen:
-    """What one run of the model shows of one block.
-
-    `added` is what attention adds to the state, `between` the state that has it (normed, where the layer norms that
-    sum), `summed` the whole sum where `after` is its norm alone; `reason` says why these are not known.
-    """
+    """What one run shows of a block."""
 
     block: Block
     taken: Any = None
     before: Tensor | None = None
-    between: Tensor | None = None
+    between: Tensor | None = None  # the state with what attention adds, normed where the layer norms that sum
     after: Tensor | None = None
-    added: Tensor | None = None
-    summed: Tensor | None = None
-    reason: str = ""
+    added: Tensor | None = None  # by attention
+    summed: Tensor | None = None  # the sum of which `after` is the norm alone
+    reason: str = ""  # why these are not known
     attended: bool = False
     args: tuple[Any, ...] = ()
     kwargs: dict[str, Any] = field(default_factory=dict)
@@ -85,7 +66,7 @@ class Seen:
     turned: bool = False  # whether the layer takes states (N, B, D)
 
     def begin(self) -> None:
-        """Keep an earlier call, where the block is called again (ALBERT)."""
+        """Keep earlier calls."""
         if self.attended:
             earlier, number = [*self.earlier, self._alone()], self.number + 1
             vars(self).update(vars(Seen(self.block)), earlier=earlier, number=number)
@@ -105,12 +86,12 @@ class Seen:
 
     @property
     def name(self) -> str:
-        """Name, with the number of the call of several."""
+        """Its numbered name."""
         return self.block.name + (f" (call {self.number})" if self.number > 1 else "")
 
 
 def own(hook: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a hook that acts in this thread alone, unwatched, and not where a layer runs for its values."""
+    """Return a hook for this thread alone, unwatched, and not where a layer runs for its values."""
     thread = get_ident()
 
     def acting(*args: Any, **kwargs: Any) -> Any:
@@ -124,7 +105,7 @@ def own(hook: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextmanager
 def watching(found: Sequence[Seen], *, calls: bool = False) -> Iterator[None]:
-    """Keep what this thread's run shows: states, what attention adds; with `calls` arguments, steps and norms."""
+    """Watch states, sums and, with `calls`, steps and norms in this thread."""
     layers: dict[int, list[Seen]] = {}
     for one in found:
         layers.setdefault(id(one.block.layer), []).append(one)
@@ -279,7 +260,11 @@ class _OfTensors:
 
 
 class _Sums:
-    """The sums that one call of a layer computes of its input `given`."""
+    """The sums that one call of a layer computes of its input `given`.
+
+    Each tensor that comes of the input is known by the sum that it is, x + a + m, and each summand by what it was made
+    from. What attention adds are the summands that come of its output, and not of a sum that has it.
+    """
 
     def __init__(self, layer: nn.Module, given: Tensor | None, calls: bool) -> None:
         self.layer, self.calls = layer, calls

@@ -121,7 +121,7 @@ class CausedBlock(Brief):
         return np.asarray(np.all([np.isfinite(self.points[name].energy) for name in formula], axis=0))
 
     def change(self, measure: str) -> tuple[float, float]:
-        """Return how far the block moved a measure, and the standard error."""
+        """Return how far a measure moved, and the standard error."""
         return self.measured({"after": 1.0, "before": -1.0}, measure)
 
     def part(self, part: str, measure: str, null: str = "") -> tuple[float, float]:
@@ -235,9 +235,9 @@ class Cause(Brief):
         return result
 
     def spectra(self, *, rng: Any = 0, progress: bool = False) -> list[LayerSpectrum]:
-        """Return the eigenvalues of W_V W_O and of P for each head, and which rules; of blocks whose maps are known.
+        """Return the spectra of W_V W_O and of P, on the first input, of blocks whose maps are known.
 
-        P is that of the first input. O(H (N^3 + d^3) + D^3) time for each block, beside the ruling of its heads.
+        O(H (N^3 + d^3) + D^3) time for each block, beside the ruling of its heads.
 
         Parameters
         ----------
@@ -253,7 +253,7 @@ class Cause(Brief):
         return [spectrum_of(name, maps, generator, products) for name, maps in shown]
 
     def findings(self, spectra: Sequence[LayerSpectrum] | None = None) -> list[str]:
-        """Return sentences about the model, with what `spectra` returned also of these."""
+        """Return sentences about the model, also about `spectra` where they are given."""
         return findings(self, spectra)
 
     def to_pandas(self, measure: str = "") -> Any:

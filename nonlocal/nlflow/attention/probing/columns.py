@@ -1,4 +1,4 @@
-"""The columns of probes, without torch or NumPy."""
+"""The columns of probes."""
 
 from __future__ import annotations
 
@@ -14,46 +14,21 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 
 @dataclass(frozen=True)
 class Column:
-    """One column of the tables of probes.
-
-    Attributes
-    ----------
-    name : str
-        In rows, tables and files.
-    quantity : str
-        Key of the values in `Layer.quantities`, or in what `LayerTrace.spectra` returns.
-    of : str
-        What `measure` is called with, and the shape that it returns:
-
-        - ``'state'``: a hidden state (B, N, D) and the mask of its tokens; (B,)
-        - ``'layer'``: the hidden states before, within and after a layer, and the mask; (B,)
-        - ``'heads'``: the `Averages` of heads; (B, H)
-        - ``'tokens'``: the `Averages` of heads; (B, H, N)
-        - ``'chain'``: one `Head`; a number, or an `NlflowError` where it has none. O(N³)
-        - ``'next'``: one `Head` and that of the next layer; a number. O(N²)
-    measure : callable
-    low, high : float
-        Ends of its range.
-    meaning : str
-        What it is, and what its ends say.
-    label : str
-        Its name on the page; empty for a variant of the column before.
-    reduce : str or callable
-        The function of NumPy that makes one number of all values of a layer.
-    printed : bool
-        Whether the command prints it.
-    """
+    """One column of the tables of probes."""
 
     name: str
-    quantity: str
+    quantity: str  # in `Layer.quantities`, or in what `LayerTrace.spectra` returns
+    # What `measure` takes and returns. 'state': a state (B, N, D) and the mask of its tokens, (B,). 'layer': the states
+    # before, within and after a layer, and the mask, (B,). 'heads': `Averages`, (B, H). 'tokens': these, (B, H, N).
+    # 'chain': one `Head`, a number or an `NlflowError`, O(N³). 'next': one and that of the next layer, a number, O(N²).
     of: str
     measure: Callable[..., Any]
     low: float
     high: float
     meaning: str
-    label: str
-    reduce: str | Callable[[Any], Any] = "mean"
-    printed: bool = True
+    label: str  # on the page; empty for a variant of the column before
+    reduce: str | Callable[[Any], Any] = "mean"  # to one number of all values of a layer
+    printed: bool = True  # by the command
 
     @property
     def by_head(self) -> bool:
@@ -152,12 +127,12 @@ COLUMNS = (
 
 
 def measures(of: str) -> dict[str, Callable[..., Any]]:
-    """Return what measures the quantities of one kind, by their names."""
+    """Measures of one kind."""
     return {column.quantity: column.measure for column in COLUMNS if column.of == of}
 
 
 def write_columns(method: Method) -> Method:
-    """Write the columns into a docstring, in the place of ``{columns}``."""
+    """Write columns into ``{columns}``."""
     if method.__doc__ is not None:  # none under -OO
         ranges = [f">= {one.low}" if one.high == inf else f"{one.low} to {one.high}" for one in COLUMNS]
         lines = (f"- ``{one.name}`` ({span}): {one.meaning}" for one, span in zip(COLUMNS, ranges, strict=True))

@@ -1,4 +1,4 @@
-"""Trained layers as steps of flows."""
+"""Layers as steps."""
 
 from __future__ import annotations
 
@@ -71,9 +71,7 @@ def discretize(
     evolving: bool = False,
     item: int = 0,
 ) -> Discretization:
-    """Compare a layer with the flow du/dt = Pu - u from its own values, of which v -> Pv is one Euler step of length 1.
-
-    The flow at time 1 is compared with m steps of length 1/m (arXiv 2312.00751, theorem 1).
+    """Compare a layer v -> Pv, and m steps of length 1/m, with the flow du/dt = Pu - u at time 1 from its own values.
 
     Parameters
     ----------
@@ -82,7 +80,7 @@ def discretize(
     substeps : sequence of int
         m >= 1.
     symmetric : bool
-        Use the flow with keys as queries: without a causal mask the gradient flow of J.
+        Use the flow with keys as queries: without a causal mask the gradient flow of J (arXiv 2312.00751, theorem 1).
     evolving : bool
         Queries and keys are averaged together with the values, and the kernel follows them.
     item : int
@@ -95,7 +93,7 @@ def discretize(
 
     Notes
     -----
-    The flow is computed with a relative tolerance of 1e-12. O(N^2 (d + d_v)) for each step and head.
+    O(N^2 (d + d_v)) for each step and head, of the flow to a relative tolerance of 1e-12.
     """
     counts = tuple(check_integer("substeps", m, minimum=1) for m in substeps)
     if not counts:
@@ -124,7 +122,7 @@ def discretize(
 
 
 def order_of(counts: Sequence[int], distance: Floats) -> float:
-    """Return the slope of log distance over log(1/m) through the finest steps whose error is above rounding."""
+    """Slope of the finest steps above rounding."""
     used = sorted((m, value) for m, value in zip(counts, distance, strict=True) if value > _ROUNDING)[-_FITTED:]
     if len({m for m, _ in used}) < FEWEST:
         return math.nan
@@ -269,8 +267,7 @@ _AGAIN = 1e-4  # how far a block may be from itself when it is called again, rel
 class BlockFlow(Brief):
     """One trained block beside its flow on the sphere.
 
-    Shares are 1 - sum |found - update|^2 / sum |update|^2 over tokens, with the update of the block and what is found
-    as tangents at the block's input; 0 explains as much as a block at rest.
+    Shares are 1 - sum |found - update|^2 / sum |update|^2 over tokens, as tangents at the block's input.
 
     Attributes
     ----------
@@ -314,8 +311,8 @@ def discretize_blocks(
 ) -> list[BlockFlow]:
     """Compare the blocks of a trained model (norm, W_V, residual and all) with their flows on the sphere.
 
-    A norm leaves of a token x its direction u (for a layer norm: of x - mean). With the length r of the block's input
-    held, attention a is a velocity on the sphere, du/dt = (I - u u^T) a(x(u)) / r (arXiv 2312.10794).
+    With the length r of the block's input held, attention a is a velocity du/dt = (I - u u^T) a(x(u)) / r of the
+    direction u of a token (arXiv 2312.10794).
 
     Parameters
     ----------
@@ -325,8 +322,8 @@ def discretize_blocks(
         As for `nlflow.attention.probe`; tokens that an ``attention_mask`` calls padding are left out.
     substeps : sequence of int
         m >= 1.
-    adapter : Adapter or sequence of Adapter, optional
-        Where the blocks are.
+    adapter
+        As for `nlflow.attention.probe`.
 
     Returns
     -------
@@ -341,7 +338,7 @@ def discretize_blocks(
 
     Notes
     -----
-    Each block is run about sum(substeps) + 8 max(substeps) times. Where the norm comes after attention, what its gain
+    Each block is run about sum(substeps) + 8 max(substeps) times; where the norm comes after attention, what its gain
     stretches counts as not explained.
 
     Examples

@@ -1,4 +1,4 @@
-"""What was found, in sentences."""
+"""Findings in sentences."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _SHARE = 0.05  # of the squared length: outlier channels that are told
 
 
 def findings(cause: Cause, spectra: Sequence[LayerSpectrum] | None = None) -> list[str]:
-    """Return sentences about a model: does it over-smooth, and why."""
+    """Findings in sentences."""
     return [*(_growth(stack, blocks) for stack, blocks in _stacks(cause).items()), *causes(cause, spectra)]
 
 
@@ -77,10 +77,7 @@ def _of_stack(stack: str, blocks: Sequence[CausedBlock]) -> Iterator[str]:
 
 
 def beside_nulls(blocks: Sequence[CausedBlock]) -> str:
-    """Return the parts of some blocks, summed, beside those under their nulls, on the inputs that have nulls.
-
-    A part that is no larger than one of its nulls needs no training to be so large. That it is larger is no proof.
-    """
+    """Return the parts of some blocks, summed, beside those under their nulls, on the inputs that have nulls."""
     told, drawn = [], 0
     for part, nulls in _NULLS.items():
         own = [block for block in blocks if part in block.parts]

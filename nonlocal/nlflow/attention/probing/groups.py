@@ -28,11 +28,7 @@ _SPECIAL = (
 
 
 def token_groups(model: nn.Module, inputs: Any, stack: str, tokens: Tensor) -> dict[str, Tensor]:
-    """Return the groups of tokens that a stack has, boolean (B, N) each, of `tokens` (B, N) that are no padding.
-
-    Special tokens of texts are those of ``special_tokens_mask`` in the inputs, or else those that the configuration
-    names.
-    """
+    """Return the groups of tokens that a stack has, boolean (B, N) each, without padding."""
     groups = {"all": tokens}
     apart = torch.zeros_like(tokens)
     leading = _leading(without_wrapper(model), tokens.shape[1])
@@ -85,7 +81,7 @@ def _special(model: Any, inputs: Any, stack: str, tokens: Tensor) -> Tensor | No
 
 
 def chosen(choice: Choice, inputs: Any, stack: str, groups: Mapping[str, Tensor]) -> Tensor:
-    """Return which tokens count, (B, N), by a name, a mask, masks by stack, or a function of the inputs."""
+    """Which tokens count, (B, N)."""
     tokens = groups["all"]
     wanted: Any = choice(inputs) if callable(choice) else choice
     if isinstance(wanted, Mapping):

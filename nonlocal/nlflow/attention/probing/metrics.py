@@ -1,4 +1,4 @@
-"""How alike tokens are, and how a layer moves them."""
+"""Metrics of tokens."""
 
 from __future__ import annotations
 
@@ -79,14 +79,12 @@ def hfc_lfc(x: Any, *, mask: Any = None) -> Array:
 
 @underflowing
 def participation_rank(x: Any, *, mask: Any = None, centred: bool = False) -> Array:
-    """Return (sum s^2)^2 / sum s^4 of the singular values s of X; NaN where all are 0.
-
-    O(N D min(N, D)) time; parameters, returned shape and errors as in `mean_cosine`.
+    """Return (sum s^2)^2 / sum s^4 of the singular values s of X, in O(N D min(N, D)) time; NaN where all are 0.
 
     Parameters
     ----------
     centred : bool
-        Subtract the mean token first.
+        Subtract the mean token first; all else as in `mean_cosine`.
     """
     tokens, counted, xp = _tokens(x, mask)
     tokens = tokens / _unit(xp, tokens)
@@ -139,8 +137,8 @@ def gradient_cosine(v: Any, average: Any, symmetric_average: Any, *, mask: Any =
     """Return the mean cosine of v_i - (Av)_i, in which a layer moves, and v_i - (A_sym v)_i, a gradient of J.
 
     A_sym is the attention matrix with keys as queries (arXiv 2312.00751, appendix E.1), which makes no gradient under a
-    causal mask. All arguments have the shape (..., N, D); mask, returned shape and errors as in `mean_cosine`; O(N D).
-    Tokens that do not move, to rounding, are left out; NaN where none is left.
+    causal mask. All arguments have the shape (..., N, D); mask, returned shape and errors as in `mean_cosine`, in O(N
+    D) time; tokens that do not move, to rounding, are left out.
     """
     values, counted, xp = _tokens(v, mask, "v")
     given = {"average": average, "symmetric_average": symmetric_average}

@@ -1,4 +1,4 @@
-"""W_V, W_O and the norms around them."""
+"""Maps around attention."""
 
 from __future__ import annotations
 
@@ -23,15 +23,7 @@ _EPS = ("eps", "variance_epsilon", "epsilon", "norm_eps")
 
 @dataclass(frozen=True, eq=False)
 class Norm:
-    """A norm as it acts on a state: gain * (x - its mean, where it is `centred`) / its length + shift.
-
-    Attributes
-    ----------
-    gain, shift : tensor of shape (D,)
-    centred : bool
-        Whether the mean over channels is taken away (a layer norm).
-    epsilon : float
-    """
+    """A norm as it acts on a state: gain * (x - its mean, where it is `centred`) / its length + shift."""
 
     gain: Tensor
     shift: Tensor
@@ -51,41 +43,27 @@ class Norm:
 
 @dataclass(frozen=True, eq=False)
 class Operator:
-    """W_V and W_O of one block, as maps of the state.
+    """W_V and W_O of one block: attention adds ``sum_h P_h n(x) values[h] @ output[h]``, and what all tokens share."""
 
-    Attention adds ``sum_h P_h n(x) values[h] @ output[h]``, with the normed state n(x), and what all tokens share.
-
-    Attributes
-    ----------
-    values : tensor of shape (H, D, d), float64
-        W_V of each head, the gain and the centring of the norm before it taken in.
-    output : tensor of shape (H, d, D), float64
-        W_O of each head, with what scales channels after it (LayerScale, the gain of a norm).
-    norm : Norm, or None
-        Before attention; None where attention gets the state as it is.
-    tail : callable
-        What is done with what the output projection gives.
-    """
-
-    values: Tensor
-    output: Tensor
-    norm: Norm | None
-    tail: Callable[[Tensor], Tensor]
+    values: Tensor  # (H, D, d): W_V, with gain and centring of the norm before
+    output: Tensor  # (H, d, D): W_O, with what scales channels after it (LayerScale, the gain of a norm)
+    norm: Norm | None  # before attention
+    tail: Callable[[Tensor], Tensor]  # after the output projection
     weight: Tensor
     bias: Tensor | None
 
     @property
     def inner(self) -> Tensor:
-        """output[h] @ values[h], (H, d, d), which have the eigenvalues of W_V W_O other than 0."""
+        """output[h] @ values[h], (H, d, d), with the eigenvalues of W_V W_O other than 0."""
         return self.output @ self.values
 
     @property
     def traces(self) -> Tensor:
-        """Traces of W_V W_O over D, (H,), the nearest multiples of the identity."""
+        """Traces of W_V W_O."""
         return (self.output * self.values.mT).sum((-2, -1)) / self.values.shape[1]
 
     def added(self, averages: Tensor) -> Tensor:
-        """Return what attention adds, of averages (B, H, N, d)."""
+        """What averages add."""
         merged = averages.transpose(1, 2).flatten(2)
         made = merged @ self.weight.to(merged.dtype)
         return self.tail(made if self.bias is None else made + self.bias)
@@ -107,7 +85,7 @@ class Projected:
 
 @contextmanager
 def projecting(found: Sequence[Seen]) -> Iterator[dict[int, list[Projected]]]:
-    """Keep what projections are given and make in this thread, by block and call."""
+    """Keep what projections are given and make, by block and call."""
     kept: dict[int, list[Projected]] = {id(one.block.module): [] for one in found}
 
     def begin(calls: list[Projected], turned: bool, module: nn.Module, args: Any, kwargs: Any) -> None:
@@ -221,7 +199,7 @@ def _close(one: Tensor, other: Tensor) -> bool:
 
 
 def norm_of(module: nn.Module, given: Tensor, made: Tensor) -> Norm:
-    """Return a norm, held against what it was given and made."""
+    """Read and check a norm."""
     epsilon = next((float(value) for name in _EPS if isinstance(value := getattr(module, name, None), float)), 0.0)
     weight, bias = getattr(module, "weight", None), getattr(module, "bias", None)
     ones = torch.ones_like(given[0, 0])

@@ -1,19 +1,19 @@
 """What each part of a block changes: differences of a measure after each step of the block, which add up.
 
-Attention adds ``sum_h P_h n W_h``, with the normed state n and W_h = W_V W_O, and what all tokens share. It is split by
-what the block would add with P or W set aside:
+Attention adds ``sum_h P_h n W_h``, with the normed state n and W_h = W_V W_O, and what all tokens share. With the
+identity for P, or the trace w_h of W_h over D for W, it would make
 
 ======== ======== ================================
 P        W        state
 ======== ======== ================================
-I        trace    x + sum_h w_h n: ``normed``
-P        trace    x + sum_h w_h P_h n: ``mixed``
-I        W        x + sum_h n W_h: ``projected``
-P        W        x + sum_h P_h n W_h: ``attended``
+I        trace    ``normed`` x + sum_h w_h n
+P        trace    ``mixed`` x + sum_h w_h P_h n
+I        W        ``projected`` x + sum_h n W_h
+P        W        ``attended`` x + sum_h P_h n W_h
 ======== ======== ================================
 
-Here w_h is the trace of W_h over D; biases go with W. From ``normed`` to ``attended`` there are two ways, mixing first
-or W first, and each part is the mean of both (the Shapley value of two players).
+There are two ways from ``normed`` to ``attended``, and each part is the mean of both (the Shapley value of two
+players).
 """
 
 from __future__ import annotations
@@ -56,22 +56,12 @@ _TINY = 1e-30
 
 @dataclass(frozen=True, eq=False)
 class Point:
-    """Measures of the states of n inputs at one point of the stream.
+    """Measures of states."""
 
-    Attributes
-    ----------
-    values : dict of str to array of shape (n,)
-        ``t_sim``, ``cosine`` and ``rank``, of the tokens that count.
-    pooled : array of shape (n, D)
-        The mean token.
-    energy, count : array of shape (n,)
-        Sum of the squared lengths of the tokens, and their number.
-    """
-
-    values: dict[str, Floats]
-    pooled: Floats
-    energy: Floats
-    count: Floats
+    values: dict[str, Floats]  # (n,): t_sim, cosine and rank of the tokens that count
+    pooled: Floats  # (n, D): the mean token
+    energy: Floats  # (n,): sum of the squared lengths
+    count: Floats  # (n,): of tokens
 
     def spread(self, rows: NDArray[np.int_], items: int) -> Point:
         """Return the point of more inputs, NaN of those that are not `rows`."""
@@ -167,35 +157,18 @@ class Few(NamedTuple):
 
 @dataclass(eq=False)
 class Course:
-    """The points of one block on a batch, and the parts that are made of them.
-
-    Attributes
-    ----------
-    points : dict of str to Point
-        By name, ``before`` and ``after`` among them.
-    parts : dict of str to Formula
-        Their sum is ``after`` less ``before``.
-    orders : dict of str to Formula
-        ``mixing first`` and ``mixing last``.
-    nulls : dict of str to dict of str to Formula
-        For each null the parts that it is known for.
-    reason : str
-        Why attention is not split, or why nothing is; empty where all is known.
-    operator : Operator, or None
-    contraction : dict of str to array of shape (B, H)
-        ``P``, ``keys`` and ``random``: the length of P v over that of v, both less their means over tokens.
-    """
+    """One block's points and parts."""
 
     tokens: Tensor
     points: dict[str, Point] = field(default_factory=dict)
     waiting: list[tuple[str, Tensor, Few | None]] = field(default_factory=list)
-    parts: dict[str, Formula] = field(default_factory=dict)
+    parts: dict[str, Formula] = field(default_factory=dict)  # their sum is `after` less `before`
     orders: dict[str, Formula] = field(default_factory=dict)
     nulls: dict[str, dict[str, Formula]] = field(default_factory=dict)
-    reason: str = ""
+    reason: str = ""  # why not all is known
     operator: Operator | None = None
     scale: float = 1.0
-    contraction: dict[str, Floats] = field(default_factory=dict)
+    contraction: dict[str, Floats] = field(default_factory=dict)  # (B, H): of P v over v, without their means
 
     @property
     def count(self) -> int:
@@ -203,7 +176,7 @@ class Course:
         return len(self.points) + len(self.waiting)
 
     def at(self, name: str, state: Tensor, few: Few | None = None) -> str:
-        """Take a state as a point, and return its name; `few`: of these inputs alone, without the rank."""
+        """Take a state as a point."""
         self.waiting.append((name, state, few))
         if sum(each.nbytes for _, each, _ in self.waiting) >= _TOGETHER:
             self.measure()
@@ -242,7 +215,7 @@ def course_of(
     generator: torch.Generator,
     before: Point | None = None,
 ) -> Course:
-    """Follow the stream of a block through its steps."""
+    """Follow a block's stream."""
     course = Course(tokens)
     assert one.before is not None  # checked by the caller
     assert one.after is not None

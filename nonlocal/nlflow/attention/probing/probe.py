@@ -1,4 +1,4 @@
-"""Look into a trained transformer while it runs."""
+"""Look into a transformer."""
 
 from __future__ import annotations
 
@@ -184,7 +184,7 @@ def _trace(model: str, watched: list[Seen], inputs: Any, keep_matrices: bool) ->
 
 
 def seen_ones(model: str, run: list[Seen]) -> list[Seen]:
-    """Return what was seen, without towers that did not run, and what is no self-attention that can be seen."""
+    """Leave out what did not run or is no self-attention that can be seen."""
     if not run:
         raise InputError(f"inputs: got a call of {model} in which no self-attention ran; expected inputs that need it")
     run = beside_pooling(run)
@@ -195,7 +195,7 @@ def seen_ones(model: str, run: list[Seen]) -> list[Seen]:
 
 
 def beside_pooling(run: list[Seen]) -> list[Seen]:
-    """Return what was seen, without modules beside others whose queries are other tokens than the keys."""
+    """Leave out pooling."""
     pooling = [one for one in run if one.taken is not None and one.taken.q.shape[-2] != one.taken.k.shape[-2]]
     rest = [one for one in run if one not in pooling]
     if not any(one.taken is not None for one in rest):
@@ -257,7 +257,7 @@ def tokens_of(q: Tensor, mask: Tensor | None, inputs: Any, stack: str) -> Tensor
 
 
 def check_sequences(model: str, counts: Iterable[int]) -> None:
-    """Refuse a run whose layers have other numbers of sequences than each other."""
+    """Refuse unequal numbers of sequences."""
     if len(sizes := sorted(set(counts))) > 1:
         raise InputError(
             f"inputs: got layers over {' and '.join(map(str, sizes))} sequences in one run of {model}, expected one "
@@ -345,16 +345,13 @@ def _of_heads(layer: Layer, keep_matrices: bool) -> dict[str, Tensor]:
 
 @dataclass(frozen=True)
 class Averages:
-    """What is measured of some heads: v less its mean, averages with P and with keys as queries, (B, H, N, D).
+    """What is measured of heads."""
 
-    `squares`, the average of |v|^2, `log_degree`, NaN at padding, and `mask` are (B, H, N).
-    """
-
-    values: Tensor
+    values: Tensor  # (B, H, N, D): v less its mean
     average: Tensor
-    symmetric: Tensor
-    squares: Tensor
-    log_degree: Tensor
+    symmetric: Tensor  # the average with keys as queries
+    squares: Tensor  # (B, H, N): the average of |v|^2
+    log_degree: Tensor  # NaN at padding
     mask: Tensor | None
 
 

@@ -1,4 +1,4 @@
-"""What attention functions are called with."""
+"""What attention is given."""
 
 from __future__ import annotations
 
@@ -317,16 +317,16 @@ def _check_average(name: str, taken: Taken, output: Tensor) -> None:
 
 
 def capped(logits: Tensor, softcap: float | None) -> Tensor:
-    """Return c tanh(l / c), the logits themselves without a cap c."""
+    """Cap logits."""
     return logits if softcap is None else torch.tanh(logits / softcap) * softcap
 
 
 def kept_by_tokens(logits: Tensor, sink: Tensor) -> Tensor:
-    """Return the share of each row (B, H, M, 1) that a sink leaves to the tokens."""
+    """Share kept by tokens."""
     return torch.sigmoid(logits.logsumexp(-1, keepdim=True) - sink.to(logits))
 
 
 def rows_of_sink(sink: Tensor, rows: tuple[int, int, int]) -> Tensor:
-    """Sinks by row, (B, H, N, 1)."""
+    """Sinks by row."""
     sink = sink if sink.ndim == 4 and sink.numel() > rows[1] else sink.reshape(1, -1, 1, 1)
     return sink.expand(*rows, 1)

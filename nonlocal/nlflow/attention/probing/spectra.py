@@ -1,4 +1,4 @@
-"""Spectra of W_V W_O and of P."""
+"""Spectra of heads."""
 
 from __future__ import annotations
 
@@ -41,20 +41,11 @@ _TURNS, _SETTLED = 500, 1e-9  # of the iteration to a singular vector
 
 @dataclass(frozen=True, eq=False)
 class Maps:
-    """What the spectra of a block are made of: its maps, and its attention on one input.
-
-    Attributes
-    ----------
-    operator : Operator
-    layer : Layer
-        Of one sequence.
-    scale : float
-        Median over tokens of what the norm before attention multiplies by; 1 without one.
-    """
+    """What spectra are made of."""
 
     operator: Operator
-    layer: Layer
-    scale: float
+    layer: Layer  # of one sequence
+    scale: float  # median over tokens of what the norm before attention multiplies by; 1 without one
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,15 +60,14 @@ class HeadSpectrum:
         Modulus of the first that 95 % of random weights of the same norms stay below.
     alphas : array
         Eigenvalues of P by decreasing modulus; of long sequences the largest, and those of least real part.
-    ruling : Ruling
-        Of this head with the residual, and the P of this input.
+    ruling
+        The `Ruling` of this head with the residual, and the P of this input.
     random_smoothing : float
         Share of random weights of the same norms that smooth with this P.
     rate, rate_keys, rate_random : float
-        |mu_2| of P, with keys of other tokens, and of a random stochastic matrix masked as P, one for all heads of a
-        layer.
+        Modulus of mu_2 of P, with keys of other tokens, and of a random stochastic matrix masked as P, one for a layer.
     bound : float
-        |(I - 11^T/N) P| in the 2-norm.
+        2-norm of (I - 11^T/N) P.
     leading : float
         Cosine of 1 and the left singular vector of P with the largest singular value.
     """
@@ -119,7 +109,7 @@ class LayerSpectrum(Brief):
     scale: float
 
     def row(self) -> dict[str, Any]:
-        """A row of numbers."""
+        """Its row."""
         verdicts = [head.ruling.verdict for head in self.heads]
         first = self.omegas[0]
         return {
@@ -154,7 +144,7 @@ Products = dict[tuple[int, int], Complex]
 
 
 def spectrum_of(name: str, maps: Maps, rng: np.random.Generator, products: Products) -> LayerSpectrum:
-    """Return the spectra of a block; `products` are drawn for each shape once. O(H (N^3 + d^3) + D^3) time."""
+    """Return the spectra of a block, in O(H (N^3 + d^3) + D^3) time; `products` are drawn for each shape once."""
     operator = maps.operator
     values, output = (np.asarray(one.cpu().numpy(), np.float64) for one in (operator.values, operator.output))
     count, width, d = values.shape
@@ -207,7 +197,7 @@ def _other_keys(head: Head, order: NDArray[np.int64], matrix: Floats) -> Floats:
 
 
 def eigenvalues_of(matrix: Floats, *, causal: bool = False) -> Complex:
-    """Return the eigenvalues of a stochastic matrix by decreasing modulus, of a large one those at the rim."""
+    """Eigenvalues of P by decreasing modulus, of a large one those at the rim."""
     if not np.isfinite(matrix).all():
         return np.array([math.nan], complex)
     if causal:
@@ -223,7 +213,7 @@ def eigenvalues_of(matrix: Floats, *, causal: bool = False) -> Complex:
 
 
 def rate_of(alphas: Complex) -> float:
-    """Return |mu_2|, the largest modulus of the eigenvalues of P but one 1; NaN of none."""
+    """Modulus of mu_2."""
     if np.isnan(alphas).any():
         return math.nan
     others = np.delete(alphas, int(np.abs(alphas - 1).argmin()))
@@ -262,7 +252,7 @@ def _mean(values: list[float]) -> float:
 
 
 def verdict_of(layers: Sequence[LayerSpectrum]) -> str:
-    """The spectra, in words."""
+    """Verdict in words."""
     depth = len(layers)
     counts = {name: sum(one.ruling.verdict == name for one in layers) for name in VERDICTS}
     within = [one for one in layers if one.ruling.layers <= depth]

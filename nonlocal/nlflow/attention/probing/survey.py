@@ -1,4 +1,4 @@
-"""What the layers of a model do over many inputs."""
+"""Probes of many inputs."""
 
 from __future__ import annotations
 
@@ -36,32 +36,19 @@ _OF_HEADS = tuple(one for one in COLUMNS if one.of == "heads")
 
 @dataclass(frozen=True)
 class Growth:
-    """How alike the tokens of a stack are before its first layer and after its last, and how alike inputs are.
-
-    Attributes
-    ----------
-    stack : str
-    count : int
-        Number of inputs whose tokens have a cosine.
-    cosine, isotropy : tuple of two floats
-        Mean cosine of two tokens, and of the mean tokens of two inputs, before and after.
-    change, drift : tuple of three floats
-        How far cosine and isotropy moved, with the ends of the interval of 95 % (of Student's t); NaN where not known.
-    steepest : tuple of int and float
-        The layer that moves the cosine most, up or down, and by how much.
-    """
+    """How alike tokens of a stack, and inputs, become."""
 
     stack: str
-    count: int
-    cosine: tuple[float, float]
-    change: tuple[float, float, float]
-    isotropy: tuple[float, float]
-    drift: tuple[float, float, float]
-    steepest: tuple[int, float]
+    count: int  # of inputs whose tokens have a cosine
+    cosine: tuple[float, float]  # of two tokens, before and after
+    change: tuple[float, float, float]  # of it, with the interval of 95 % (Student's t); NaN where not known
+    isotropy: tuple[float, float]  # cosine of the mean tokens of two inputs, before and after
+    drift: tuple[float, float, float]  # of it, likewise
+    steepest: tuple[int, float]  # the layer that moves the cosine most, and by how much
 
     @property
     def alike(self) -> bool | None:
-        """Whether tokens are more alike in the end; None where the interval has 0 in it, or is not known."""
+        """Whether tokens grow alike, if known."""
         return True if self.change[1] > 0 else False if self.change[2] < 0 else None
 
     @property
@@ -99,7 +86,7 @@ def _interval(change: tuple[float, float, float]) -> str:
 
 
 def growth_of(stack: str, cosines: Sequence[Floats], before: Floats | None, after: Floats | None) -> Growth:
-    """Return the growth from the cosine (n,) of each state, and the mean tokens (n, D) of first and last."""
+    """Growth of a stack."""
     step = np.array([mean_of(late - early)[0] for early, late in pairwise(cosines)])
     ends = mean_of(cosines[0])[0], mean_of(cosines[-1])[0]
     change = cosines[-1] - cosines[0]
@@ -207,7 +194,7 @@ class Survey(Brief):
         return result
 
     def growths(self) -> list[Growth]:
-        """Return for each stack how much more alike its tokens and its inputs are in the end."""
+        """Return how much more alike tokens and inputs are after each stack."""
         return [
             growth_of(own[0].layer.removesuffix(" input"), [one.values["cosine"] for one in own],
                       own[0].pooled, own[-1].pooled) for own in self._stacks()
@@ -218,12 +205,12 @@ class Survey(Brief):
         return [self.states[i:j] for i, j in zip(begins, [*begins[1:], None], strict=True)]
 
     def shifts(self, other: Survey) -> list[tuple[float, float, float]]:
-        """Return for each stack how far another survey of the same inputs moved the cosine after the last layer.
+        """Return for each stack how far another survey moved the cosine after the last layer.
 
         Parameters
         ----------
-        other : Survey
-            Of the same inputs in the same order, such as with a term.
+        other
+            A `Survey` of the same inputs in the same order, such as with a term.
 
         Returns
         -------
@@ -242,7 +229,7 @@ class Survey(Brief):
         return found
 
     def findings(self) -> list[str]:
-        """Return a sentence for each stack: does it over-smooth, and by which numbers."""
+        """Return for each stack whether it over-smooths, in a sentence."""
         return [growth.sentence() for growth in self.growths()]
 
     def to_pandas(self, *, by_head: bool = False) -> Any:
@@ -317,7 +304,7 @@ def survey(
 
 
 def check_several(inputs: Any) -> None:
-    """Refuse one batch, or one text, in the place of several."""
+    """Refuse one batch."""
     if isinstance(inputs, Mapping | Tensor | str) or not hasattr(inputs, "__iter__"):
         raise InputError(
             f"inputs: got {type(inputs).__name__}, expected a list or a DataLoader of what probe takes; call probe for "
@@ -394,7 +381,7 @@ def _over_heads(values: Floats) -> Floats:
 
 
 def isotropy_of(pooled: Floats) -> tuple[float, Floats]:
-    """Return the mean cosine of two rows (n, D), and the same without each of them, (n,); NaN of too few rows."""
+    """Return the mean cosine of two rows (n, D), and the same without each of them, (n,)."""
     count = len(pooled)
     if count < 2:
         return math.nan, np.full(count, math.nan)
@@ -410,13 +397,13 @@ def isotropy_of(pooled: Floats) -> tuple[float, Floats]:
 
 
 def jackknife_error(left: Floats) -> float:
-    """Return the standard error that the values without each of n inputs say, (n,)."""
+    """Jackknife standard error."""
     count = len(left)
     return float(np.sqrt((count - 1) / count * ((left - left.mean()) ** 2).sum()))
 
 
 def mean_of(values: Floats) -> tuple[float, float]:
-    """Mean, and standard error, without NaN."""
+    """Mean and error."""
     numbers = values[~np.isnan(values)]
     if not numbers.size:
         return math.nan, math.nan

@@ -77,7 +77,7 @@ class Head:
 
     @cached_property
     def causal(self) -> bool:
-        """Whether no token sees a later one."""
+        """Whether later tokens are hidden."""
         if self.bias is None:
             return self.mask is not None and self.mask.causal
         return bool(np.isneginf(self.bias[np.triu_indices(self.tokens, 1)]).all())
@@ -88,7 +88,7 @@ class Head:
         return self.affinity.symmetric
 
     def along(self, q: Floats, k: Floats) -> Affinity:
-        """Return the affinity of other queries and keys with the same mask."""
+        """The same of other queries and keys."""
         nodes = Points(np.arange(len(k)), weights=np.ones(len(k)))
         same = q is k or (q.shape == k.shape and bool((q == k).all()))
         kernel = self._kernel(same)
@@ -117,7 +117,7 @@ class Head:
 
     @cached_property
     def affinity(self) -> Affinity:
-        """Its affinity of P."""
+        """Affinity of P."""
         return self.along(self.q, self.k)
 
     @cached_property
@@ -127,12 +127,12 @@ class Head:
 
     @property
     def matrix(self) -> Floats:
-        """P, shape (N, N)."""
+        """P, (N, N)."""
         return self.chain.matrix()
 
     @property
     def stationary(self) -> Floats:
-        """Its law pi = pi P."""
+        """The stationary law."""
         return self.chain.stationary
 
     @cached_property
@@ -154,7 +154,7 @@ class Head:
 
     @property
     def spectral_gap(self) -> float:
-        """1 - |mu_2| of P."""
+        """1 - |mu_2|."""
         if self.causal:
             return float(1 - self.eigenvalues[1]) if self.tokens > 1 else 1.0
         return self.chain.spectral_gap
@@ -176,7 +176,7 @@ class Head:
 
 
 def rule_or_bias(mask: torch.Tensor) -> tuple[Mask | None, Floats | None]:
-    """Return a mask (N, N) as a rule (all up to each, or the last few), or as a bias; neither where all see all."""
+    """A mask (N, N) as a rule, or as a bias."""
     visible = seen(mask)
     adds = mask.is_floating_point() and bool((mask.masked_fill(~visible, 0) != 0).any())
     if not adds:
@@ -307,7 +307,7 @@ class Layer:
             return np.asarray(np.exp(-self.quantities["log_degree"]))
 
     def of(self, rows: Tensor) -> Layer:
-        """Return the layer on some sequences of the batch, by their numbers, without states and quantities."""
+        """Take some sequences, without states and quantities."""
         mask, sink = (
             one if one is None or len(one) == 1 else one[rows] for one in (self.mask, self.sink)
         )  # fmt: skip
@@ -370,7 +370,7 @@ class LayerTrace:
         return f"<LayerTrace of {self.model}: {len(self)} layers of {first.heads} heads, {size}>"
 
     def number(self, layer: int | str) -> int:
-        """Number of a layer."""
+        """Number by name."""
         names = [one.name for one in self.layers]
         if isinstance(layer, str):
             if layer not in names:
@@ -426,13 +426,8 @@ class LayerTrace:
     def check_fidelity(self, fidelity: Any) -> bool:
         """Return whether repeated NeuTRENO steps with a fidelity, or one for each layer, converge, and warn if not.
 
-        The first layer of a stack, and heads whose limit is not known (NaN), are not counted. O(B H N^3) time for each
-        layer when first asked for.
-
-        Warns
-        -----
-        NlflowWarning
-            With the layers and the limit.
+        First layers, and heads whose limit is not known, are not counted; O(B H N^3) time for each layer when first
+        asked for.
         """
         values = [check_number("fidelity", value, minimum=0) for value in np.ravel(np.asarray(fidelity))]
         if len(values) not in (1, len(self)):

@@ -69,9 +69,7 @@ class Ruling:
 def ruling(alphas: NDArray[np.generic], omegas: NDArray[np.generic], scale: float = 1.0) -> Ruling:
     """Return which of the eigenvalues 1 + s w a of X <- X + s P X W rules (arXiv 2401.04301), in O(n m) time.
 
-    P has the eigenvalue 1 with equal tokens. If the largest |1 + s w| is above |1 + s w a| of all others, many such
-    layers make tokens equal (smoothing); if one of the others is above, what tells tokens apart grows faster
-    (sharpening).
+    Smoothing is that the largest |1 + s w| is above |1 + s w a| of all others: many such layers make tokens equal.
 
     Parameters
     ----------
@@ -127,8 +125,7 @@ def _ruled(
 def ruling_of_heads(matrices: Floats, values: Floats, output: Floats, scale: float = 1.0) -> Ruling:
     """Return which part rules in X <- X + s sum_h P_h X V_h O_h: equal tokens, or what tells them apart.
 
-    `matrices` are (H, N, N), `values` (H, D, d), `output` (H, d, D). All eigenvalues are found where N D is at most
-    1200, else the outermost, in O(H N^2 d + N (H d)^2) for each of at most 600 steps.
+    All eigenvalues are found where N D is at most 1200, else the outermost, in O(H N^2 d + N (H d)^2) a step.
     """
     whole = np.einsum("hij,hjk->ik", values, output)
     width, count = whole.shape[0], matrices.shape[1]
@@ -243,7 +240,7 @@ def _outer_first(matrix: Floats, centre: float, level: float) -> tuple[Floats, F
 
 
 def contraction_of(matrix: Floats) -> float:
-    """Return |(I - 11^T/N) P| in the 2-norm, the largest factor by which P can stretch what tells tokens apart."""
+    """2-norm of (I - 11^T/N) P."""
     centred = matrix - matrix.mean(axis=0)
     if len(matrix) > _LONG and np.isfinite(centred).all():
         start = np.random.default_rng(0).standard_normal(len(matrix))
@@ -264,7 +261,7 @@ def random_products(features: int, width: int, draws: int, rng: np.random.Genera
 
 
 def random_stochastic(count: int, rng: np.random.Generator, visible: NDArray[np.bool_] | None = None) -> Floats:
-    """Return a stochastic matrix of exponential variables, 0 where i does not see j."""
+    """Random stochastic matrix."""
     drawn = rng.standard_exponential((count, count))
     drawn = drawn if visible is None else np.where(visible, drawn, 0.0)
     return np.asarray(drawn / drawn.sum(axis=1, keepdims=True))

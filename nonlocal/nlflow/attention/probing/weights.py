@@ -1,4 +1,4 @@
-"""Attention matrices, part by part."""
+"""Attention matrices."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def logarithms_of(layer: Layer, q: Tensor, k: Tensor, bias: Tensor | None) -> Te
 
 
 def matrices_of(layer: Layer, place: Place, k: Tensor | None = None) -> Tensor:
-    """Return P of some sequences and heads, with sinks; `k`: of other keys than those of the layer."""
+    """P, with sinks."""
     keys = layer.k[place] if k is None else k
     logarithms = logarithms_of(layer, wide(layer.q[place]), wide(keys), bias_of(layer, place))
     weights = logarithms.softmax(-1)

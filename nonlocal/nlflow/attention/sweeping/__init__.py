@@ -1,1 +1,1 @@
-"""What helps a trained model."""
+"""Sweeps of cures."""

@@ -31,11 +31,10 @@ def paired_differences(
 ) -> Differences:
     """Return how far the scores (S, n) of settings are from `stock` (n,) over the same items, with bootstrap intervals.
 
-    Items are drawn again, the same for all settings. The largest difference of each draw from what was found, in units
-    of its own standard error, gives the bound for all (single-step max-T, Westfall and Young 1993; symmetric
-    bootstrap-t, Hall 1988, 10.1214/aos/1176350933). Where some items change and others do not, errors are as of one
-    item more that rises and one that falls (Bonett and Price 2012, 10.3102/1076998611411915). `InputError` for fewer
-    than 10 items.
+    The largest difference of each draw of items, in units of its own standard error, gives the bound for all
+    (single-step max-T, Westfall and Young 1993; symmetric bootstrap-t, Hall 1988, 10.1214/aos/1176350933). Where some
+    items change and others do not, errors are as of one item more that rises and one that falls (Bonett and Price 2012,
+    10.3102/1076998611411915).
     """
     gains = np.asarray(scores, float) - np.asarray(stock, float)
     count = gains.shape[1]

@@ -1,4 +1,4 @@
-"""Cures against a model as it is."""
+"""Sweeps of cures."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Sweep(Brief):
     left_out: dict[str, str] = field(default_factory=dict)
 
     def table(self) -> str:
-        """As text."""
+        """Settings as text."""
         shown = [{k: v for k, v in row.items() if k not in ("helps", "harms", "bytes")} for row in self.rows]
         for row, own in zip(shown, self.rows, strict=True):
             row["verdict"] = "helps" if own["helps"] else "harms" if own["harms"] else "no difference seen"
@@ -76,7 +76,7 @@ class Sweep(Brief):
 
     @property
     def chosen(self) -> dict[str, Any] | None:
-        """The row of `best`."""
+        """Row of `best`."""
         return max((row for row in self.rows if row["helps"]), key=lambda row: row["gain"], default=None)
 
     @property
@@ -126,9 +126,8 @@ def sweep(
 ) -> Sweep:
     """Try cures on a trained model, without training, and say which one helps it at a task.
 
-    Each setting is compared with the model as it is over the same items. All intervals together contain the true gains
-    with about the probability `level` (bootstrap of the largest difference in units of its error), if items are
-    independent, which passages of one article may not be.
+    All intervals of differences from the model as it is, over the same items, contain the true gains with about the
+    probability `level` (bootstrap), if items are independent, which passages of one article may not be.
 
     Parameters
     ----------
@@ -142,8 +141,8 @@ def sweep(
         Names in `nlflow.attention.CURES`, by default all, which are tried with their own ``values``, or with numbers of
         yours; those that this model cannot have are named in ``left_out``.
     layers : sequence of str, or mapping of str to sequence of int
-        Which layers are changed: ``'all'``, ``'first half'``, ``'last half'`` and ``'last'``, of each stack, or names
-        for numbers of blocks in the order of `blocks`, from 0; by default all, and the last half.
+        Which layers are changed, by default all and the last half: ``'all'``, ``'first half'``, ``'last half'`` and
+        ``'last'``, of each stack, or names for numbers of blocks in the order of `blocks`, from 0.
     level : float
         Of the intervals, between 0 and 1.
     resamples : int
@@ -152,8 +151,8 @@ def sweep(
     seconds : float, optional
         About how long all may take, by the time of the model as it is; what would take longer is left out, the last
         names of `layers` first, then the last numbers of each cure.
-    adapter : Adapter or sequence of Adapter, optional
-        Where attention is, where it is not found.
+    adapter
+        As for `nlflow.attention.attach`.
     progress : bool
         Progress bar on stderr.
 
@@ -277,7 +276,7 @@ def settings_of(
     layers: Sequence[str] | Mapping[str, Sequence[int]] | None = None,
     adapter: Adapter | Sequence[Adapter] | None = None,
 ) -> dict[Setting, dict[str, Any]]:
-    """Return the arguments of `attach` for each setting that `sweep` tries on a model."""
+    """Arguments by setting."""
     if isinstance(cures, str):
         raise InputError(f"cures: got {cures!r}, expected a list of names; write [{cures!r}]")
     names = list(CURES if cures is None else cures)

@@ -29,7 +29,7 @@ _FAR = 12.0  # below -12, log log(1 + e^l) is l - e^l / 2 to within e^(2l), 4e-1
 
 
 def repeated(heads: Tensor, count: int) -> Tensor:
-    """Return keys or values (B, G, N, d) for `count` heads of queries: each serves count / G of them."""
+    """Repeat keys or values for `count` heads."""
     groups = count // heads.shape[1]
     return heads if groups == 1 else heads.repeat_interleave(groups, dim=1)
 
@@ -118,7 +118,7 @@ def average(
 
 
 def causal_mask(queries: int, keys: int, device: torch.device) -> Tensor:
-    """Whether token i, one of the last, sees token j, as a boolean (queries, keys)."""
+    """Visibility of past tokens."""
     return torch.ones(queries, keys, dtype=torch.bool, device=device).tril(keys - queries)
 
 

@@ -167,7 +167,7 @@ class NeutrenoAttention(nn.Module):
         return result, anchor
 
     def parts(self, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return queries, keys and values of tokens (B, N, D), each (B, H, N, D/H)."""
+        """Queries, keys, values."""
         check_dense("tokens", tokens)
         there = getattr(self.query, "weight", tokens).device
         if tokens.device != there:
@@ -279,15 +279,12 @@ def value_residual(values: Tensor, first: Tensor, own: float | Tensor = 0.5, sha
 
 
 def differential_start(layer: int) -> float:
-    """Return λ_init = 0.8 - 0.6 exp(-0.3 (l - 1)) of the layer l = 1, 2, ... (arXiv 2410.05258)."""
+    """Start of λ."""
     return 0.8 - 0.6 * math.exp(-0.3 * (check_integer("layer", layer, minimum=1) - 1))
 
 
 def doubly_stochastic(logits: Tensor, present: Tensor | None = None, *, iterations: int = 20) -> Tensor:
-    """Return exp(f_i + g_j + l_ij) after so many scalings of columns and rows in turn (arXiv 2110.11773).
-
-    Rows add up to 1, columns nearly, in O(N^2) an iteration; `present` is False at padding, which no token sees.
-    """
+    """Return exp(f_i + g_j + l_ij) with rows of sum 1 after so many scalings of rows and columns (arXiv 2110.11773)."""
     rows = logits
     if present is not None:
         present = present.expand(logits.shape[:-1])

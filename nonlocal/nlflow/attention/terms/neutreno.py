@@ -23,11 +23,7 @@ def neutreno(
     semi_implicit: bool = False,
     overwrite: bool = False,
 ) -> Tensor:
-    """Return the NeuTRENO step P v + λ̃ (v0 - v) from the average P v, v and v0 (arXiv 2312.00751, equation 28).
-
-    `semi_implicit`: (P v + λ̃ v0) / (1 + λ̃). `overwrite` lets it write into `average`, where no derivatives are
-    wanted.
-    """
+    """Return P v + λ̃ (v0 - v), or (P v + λ̃ v0) / (1 + λ̃), perhaps in `average` (arXiv 2312.00751, equation 28)."""
     if not isinstance(fidelity, Tensor) and fidelity == 0:
         return average
     if semi_implicit:
@@ -74,14 +70,12 @@ def removed_similarity(tokens: Tensor, strength: float, mask: Tensor | None = No
 
 
 def scaled_features(tokens: Tensor, mean: Tensor, low: float | Tensor, high: float | Tensor) -> Tensor:
-    """Return FeatScale, (1 + s) m + (1 + t)(x - m), with s = `low`, t = `high` and the mean m over tokens."""
+    """Return FeatScale."""
     return tokens + low * mean + high * (tokens - mean)
 
 
 class FeatScale(WideParameters):
-    """Two learned scales for each feature, (1 + s) m + (1 + t)(x - m): of the mean m over tokens, and of the rest.
-
-    At the start s = t = 0, and tokens pass unchanged.
+    """Two learned scales for each feature, (1 + s) m + (1 + t)(x - m), from s = t = 0 on, with the mean m over tokens.
 
     Parameters
     ----------
@@ -135,7 +129,7 @@ class TermOptions:
 
 
 class LayerTerms(WideParameters):
-    """The terms of one layer of attention, with the parameters that they learn, which are at least float32.
+    """The terms of one layer, with their parameters.
 
     Parameters
     ----------
@@ -242,7 +236,7 @@ class LayerTerms(WideParameters):
         )
 
     def scale_features(self, module: nn.Module, args: Any, output: Tensor) -> Tensor:
-        """Apply FeatScale, as a hook."""
+        """Apply FeatScale."""
         scaled: Tensor = self.feat(output, self.visible.take(), causal=self.causal)  # type: ignore[misc]  # a hook where it is there
         return scaled
 
@@ -295,8 +289,8 @@ def wide(tensor: Tensor) -> Tensor:
 def local_wiener(weights: Tensor, values: Tensor, average: Tensor, first: Tensor, variance: Tensor) -> Tensor:
     """Return the step of `matrix_step` from P (..., M, N), v (..., N, D), P v and v0 (..., M, D), and σ² > 0.
 
-    By conjugate gradients, O(M N D) for each iteration; where these do not get there, and for few features, covariances
-    are formed. It has first derivatives.
+    Conjugate gradients take O(M N D) an iteration; where they do not get there, and for few features, covariances are
+    formed.
     """
     if values.shape[-1] > _SMALL:
         found = _by_iterations(weights, values, average, first, variance)
