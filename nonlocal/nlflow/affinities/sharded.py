@@ -15,8 +15,8 @@ Each process has consecutive nodes, and their rows of each signal. All processes
     whole = distributed.gather(p.shard(solution.final))  # solution.final has the rows of this process
     dist.destroy_process_group()
 
-as ``torchrun --nproc-per-node 2 script.py``. Where a process is lost the others raise `ProcessError`, at the latest
-after the timeout of ``init_process_group``.
+as ``torchrun --nproc-per-node 2 script.py``. Where a process is lost the others raise `ProcessError` as they wait for
+it, after the timeout of ``init_process_group`` at the latest.
 """
 
 from __future__ import annotations
