@@ -188,8 +188,6 @@ def _filled(stream: BinaryIO, place: Any) -> Any:
 
 
 class _Child:
-    """One child, which decodes one file at a time."""
-
     def __init__(self, library: str = "") -> None:
         named = Path(sys.executable or "").name.lower()
         if not named.startswith(("python", "pypy")):  # of a program with a Python inside, which would start again
@@ -479,7 +477,6 @@ def _function(name: str) -> Callable[..., Any]:
 
 
 def _called(name: str, path: Path, words: dict[str, Any]) -> Iterator[Any]:
-    """Yield what a function yields, or the one thing that it returns."""
     found = _function(name)(path, **words)
     if isinstance(found, Iterator):
         yield from found

@@ -96,7 +96,6 @@ def missing(path: Path) -> FileFormatError:
 
 
 def _known_format(path: Path) -> str:
-    """Return the format that the name of an output tells, or raise `FileFormatError`."""
     form = format_of(path)
     if not form:
         got = f"the extension {path.suffix!r}" if path.suffix else "a name without extension"
@@ -451,7 +450,6 @@ def check_output(target: str | os.PathLike[str] | Writing, media: Media) -> tupl
 
 
 def _check_frames(folder: Path, media: Media) -> None:
-    """Raise `FileFormatError` where frames cannot be written into a folder."""
     if folder.exists() and not folder.is_dir():
         raise FileFormatError(f"{folder}: got a file, expected a folder for the frames; choose another name")
     if "frames" not in media.extras:
@@ -459,7 +457,6 @@ def _check_frames(folder: Path, media: Media) -> None:
 
 
 def _write_frames(writing: Writing, values: Array, media: Media) -> None:
-    """Write a stack as pictures of the names and formats of the input."""
     frames = media.extras["frames"]
     folder = make_folder(writing.path)
     for frame, one in zip(values.reshape(len(frames), *frames[0].data.shape), frames, strict=True):

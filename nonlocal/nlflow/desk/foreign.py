@@ -46,7 +46,6 @@ def strange_codecs(meta: dict[str, Any]) -> list[str]:
 
 
 def _codecs(meta: dict[str, Any]) -> set[str]:
-    """Return the names of all codecs in a description, those inside shards too."""
     names: set[str] = set()
 
     def look(codec: Any) -> None:

@@ -425,7 +425,6 @@ def _done_before(folder: Path, problem: str, blocks: tuple[int, ...]) -> dict[st
 
 
 def _slices(result: Any, name: str) -> tuple[slice, ...]:
-    """Return where the block of a name such as ``3/17`` lies."""
     return tuple(
         slice(sum(sizes[:k]), sum(sizes[: k + 1]))
         for sizes, k in zip(result.chunks, map(int, name.split("/")), strict=True)

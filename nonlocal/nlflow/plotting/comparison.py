@@ -270,7 +270,6 @@ def telling_part(residual: Array, result: Array, seen: Array) -> tuple[slice, sl
 
 
 def _sums(values: Array, sides: list[int], steps: list[int]) -> Array:
-    """Return the sums over windows of these sides, one at each step, that lie inside."""
     for axis, (side, step) in enumerate(zip(sides, steps, strict=True)):
         total = np.insert(np.cumsum(values, axis=axis), 0, 0.0, axis=axis)
         starts = np.arange(0, values.shape[axis] - side + 1, step)

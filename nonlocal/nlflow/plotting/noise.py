@@ -184,7 +184,6 @@ def _heading(title: str | None, verdict: str) -> str:
 
 
 def _picture(axis: Axes, values: Array) -> None:
-    """Show a picture, or its middle."""
     part = tuple(slice(max((n - _MOST) // 2, 0), max((n - _MOST) // 2, 0) + _MOST) for n in values.shape[:2])
     shown = values[part]
     finite = values[np.isfinite(values)]
@@ -228,7 +227,6 @@ def _levels(axis: Axes, model: NoiseCurves, measured: NoiseCurves, interval: tup
 
 
 def _powers(axis: Axes, curves: dict[str, NoiseCurves], title: str) -> None:
-    """Draw powers by frequency, in decades."""
     styles: dict[str, dict[str, Any]] = {
         "model": {"color": _MODEL},
         "measured": {"color": _MEASURED, "linestyle": "--"},

@@ -217,7 +217,6 @@ def _right(axes: Axes) -> float:
 
 
 def _grid(figure: Figure) -> tuple[int, int]:
-    """Return how many columns and rows of panels a figure has."""
     grids = [axes.get_subplotspec().get_gridspec() for axes in _panels(figure) if axes.get_subplotspec() is not None]  # type: ignore[union-attr]
     return max((grid.ncols for grid in grids), default=1), max((grid.nrows for grid in grids), default=1)
 

@@ -335,7 +335,6 @@ def _by_head(fidelity: float, trace: Any, spectra: bool) -> list[dict[str, Any]]
 
 
 def _tell_of_replaced_terms(network: Any) -> None:
-    """Warn where a comparison changes more than the fidelity."""
     from nlflow.attention.terms.neutreno import LayerTerms, TermOptions
     from nlflow.errors import warn_caller
 

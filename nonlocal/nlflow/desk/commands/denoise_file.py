@@ -170,7 +170,6 @@ def _note(given: Inputs, texts: Iterable[str], tell: Callable[[str, str], None])
 
 
 def _may_copy(media: Media, writing: Writing, request: Request) -> bool:
-    """Tell whether the output is a copy of the input where no sample changes."""
     same = files.format_of(writing.path) == media.format in _COPIED and writing.quality is None
     if media.format in ("video", "pnm"):  # whose names say more than the format
         same &= files.extension(writing.path) == files.extension(media.path)
@@ -508,7 +507,6 @@ class _Film:
         self, job: Job, request: Request, progress: bool | Log, tell: Callable[[str, str], None],
         begin: Callable[[], None],
     ) -> tuple[Inputs, dict[str, Any], dict[str, Any]]:  # fmt: skip
-        """Denoise it; see `_whole`."""
         from nlflow.denoising.large.stream import FIRST, denoise_frames, surveyed, told, window
 
         start, options, writing = time.perf_counter(), request.options, job.writing(request.writing)

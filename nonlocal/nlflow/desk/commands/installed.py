@@ -59,7 +59,6 @@ def _extras() -> list[str]:
 
 
 def _state_of_extras() -> dict[str, list[str]]:
-    """Return which extras are installed, and which packages are older than they ask for."""
     from packaging.requirements import Requirement
 
     about = _found("nlflow")

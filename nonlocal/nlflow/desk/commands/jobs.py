@@ -227,7 +227,6 @@ def _check_folder(option: str, folder: Path, count: int) -> None:
 def _job(
     source: Path, target: Path, figure: Path | None, beside: Mapping[str, Path | None], place: Path | None = None
 ) -> Job:
-    """Return the job of an input, which has a place in its folder, with the files that belong to it."""
     paths, missing = {}, ""
     for option, path in beside.items():
         try:
@@ -254,7 +253,6 @@ def find_companion(option: str, path: Path, source: Path, place: Path | None = N
 
 
 def _check_names(jobs: list[Job]) -> None:
-    """Refuse an output that would replace the input, a file that belongs to it, or another output."""
     for job in jobs:
         check_distinct({"IN": job.source, **job.beside}, {"OUT": job.target, "--compare": job.figure})
 

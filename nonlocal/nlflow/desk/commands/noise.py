@@ -114,7 +114,6 @@ def noise(
 
 
 def _check_names(source: Path, beside: dict[str, Path], outputs: dict[str, Path | None], existing: str) -> None:
-    """Refuse outputs that would replace an input, each other, or files that are to stay."""
     from nlflow.desk import files
     from nlflow.errors import InputError
 

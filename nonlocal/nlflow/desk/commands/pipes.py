@@ -83,7 +83,6 @@ def ends(sources: list[Path], target: str = "", form: str | None = None) -> Iter
 
 
 def _extension(source: Path, names: dict[str, str], form: str | None) -> str:
-    """Return the extension of what goes to stdout: the one that is asked for, or that of the input."""
     if form is not None:
         found = f".{form.lower().lstrip('.')}"
         if found not in _KNOWN or not FORMATS[_KNOWN[found]].written or FORMATS[_KNOWN[found]].folder:
@@ -105,7 +104,6 @@ def _extension(source: Path, names: dict[str, str], form: str | None) -> str:
 
 
 def _received(folder: Path) -> Path:
-    """Return the file with what stdin brings; its name ends as its content says."""
     if sys.stdin.isatty():
         raise InputError(
             "IN: got -, but stdin is a terminal, expected a pipe or a file; name a file, or add < noisy.png"

@@ -84,7 +84,6 @@ def bare(noise: str) -> str:
 
 
 def _taken_for(details: dict[str, Any]) -> list[tuple[str, str]]:
-    """Return with which noise the preset worked, where that is another one."""
     sigma = details.get("sigma_effective")
     if sigma is None:
         return []
@@ -166,7 +165,6 @@ def _of_all(report: dict[str, Any], name: str) -> str:
 
 
 def _figures(report: dict[str, Any], of: str = "") -> list[tuple[str, str]]:
-    """Return the figures of quality that a report has, before and after; of each column of a table."""
     columns = report.get("columns", ())
     if len(columns) > 1:
         return [row for column in columns[:_SHOWN] for row in _figures(column, f" {column['name']}")]

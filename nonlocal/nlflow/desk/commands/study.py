@@ -90,7 +90,6 @@ Dtype = Literal["float64", "float32"]
 
 
 def _listed(option: str, text: str | None, kind: Callable[[str], T]) -> list[T] | None:
-    """Return the values that commas separate, or None where the option was not given."""
     if text is None:
         return None
     from nlflow.errors import InputError
@@ -198,7 +197,6 @@ def study(
 
 
 def _summary(verdicts: list[str]) -> str:
-    """Return how many fits agree, disagree, or cannot tell."""
     counts = {verdict: verdicts.count(verdict) for verdict in ("agrees", "disagrees", "cannot tell")}
     if not any(counts.values()):
         return "nothing that could be held against the theory"

@@ -73,7 +73,6 @@ class _SignalView:
         self.panel = column(self.sounds, columns(row(*zooms), self.first, least=240), self.lines)
 
     def draw(self, shown: Drawn, unit: str) -> None:
-        """Draw a result."""
         self._drawn, self._part = shown.window, shown.part
         self.sounds.draw(shown.sounds)
         self.sounds.visible = bool(shown.sounds)
@@ -266,7 +265,6 @@ class DenoiseTab(Tab):
         return bool(self.quality.value == "pixels") and not self._source.media.stacked
 
     def _has_sigma(self) -> bool:
-        """Whether a standard deviation can be said of this kind of noise."""
         return self.noise_kind.value != _OF_FILE and self._has_strength()
 
     def _has_strength(self) -> bool:
@@ -297,7 +295,6 @@ class DenoiseTab(Tab):
         return faults
 
     def _window(self, words: Mapping[str, str]) -> tuple[int, int]:
-        """Return the window of samples that an address says."""
         samples, ends = self._source.shape[0], []
         for name, low, high in zip(_WINDOW, (0, _LEAST), (samples - _LEAST, samples), strict=True):
             ends.append(int(address.number(name, words.get(name, ""), low, high, step=1, optional=False) or 0))
@@ -324,7 +321,6 @@ class DenoiseTab(Tab):
         self._opened += 1
 
     def _refuse(self, message: str) -> str:
-        """Leave nothing of the former file."""
         self.drop("view")
         self._refused, self._result, self.refusal.object = True, None, ""
         for part in (*self.shown, self.kept, self.reference):
@@ -336,7 +332,6 @@ class DenoiseTab(Tab):
         self.start()
 
     def _refuse_reference(self, message: str) -> str | None:
-        """Go on without a reference."""
         self._take(replace(self._source, clean=None, clean_name=""))
         self.refusal.object = refused(f"{message}. The result has no reference.")
         self.start()

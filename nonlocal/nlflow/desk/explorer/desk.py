@@ -141,7 +141,6 @@ class Tab:
         return faults
 
     def _awaits(self, words: Mapping[str, str]) -> bool:
-        """Tell whether an address is of another file than that which is open."""
         return bool(self.file) and words.get("file", self.file) != self.file
 
     def recall(self) -> bool:
@@ -153,7 +152,6 @@ class Tab:
         return True
 
     def _set(self, change: Callable[[], Any]) -> None:
-        """Set controls; they start nothing meanwhile."""
         self._is_restored = True
         try:
             change()

@@ -75,7 +75,6 @@ class LayersTab(Tab):
         return words
 
     def _refuse(self, message: str) -> str:
-        """Leave nothing of the former file."""
         self._found, self.shown[0].visible = None, False
         return f"{message}. Nothing is shown: open another file."
 

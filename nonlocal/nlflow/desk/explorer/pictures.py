@@ -109,7 +109,6 @@ def overview(values: Array, scale: Scale, channel_axis: int | None = None, orien
 
 
 def _colours(values: Array, channel_axis: int | None) -> Array:
-    """Return an image of shape (H, W) or (H, W, 3); of other numbers of channels the mean."""
     if channel_axis is None:
         return values
     values = np.moveaxis(values, channel_axis, -1)

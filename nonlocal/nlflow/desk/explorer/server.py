@@ -250,7 +250,6 @@ def build(contents: Contents, worker: Worker) -> Any:
         tell()
 
     def tell(_: Any = None) -> None:
-        """Let the page's address say what is seen."""
         if loaded and arrived:
             bar.show(chosen=seen, address=address.written(tabs[seen].name, tabs[seen].words()))
 
@@ -383,7 +382,6 @@ def _refused(error: OSError, host: str, port: int) -> InputError:
 
 
 def _names() -> set[str]:
-    """Return the names by which other machines may call this one."""
     name = socket.gethostname()
     found = {name, socket.getfqdn()}
     with suppress(OSError):  # a machine need not know its own name

@@ -178,7 +178,6 @@ def settle(media: Media, axes: str | None, spacing: Sequence[float] | None) -> M
 
 
 def _named(media: Media, found: str, shape: tuple[int, ...], axes: str | None) -> str:
-    """Return a letter for each axis in the file, by the file and by the user."""
     if axes is None:
         return found
     given = _check_axes(axes, media.path)
@@ -246,7 +245,6 @@ def _bits(media: Media, notes: list[str]) -> int | None:
 
 
 def _spacing(media: Media, given: Sequence[float] | None, notes: list[str]) -> tuple[float, ...] | None:
-    """Return the distances that matter to the search, by the user or by the file."""
     places = [a for a in media.axes if a != "C"]
     run = [a for a in places if not (a == "T" and "Z" in places)]
     if given is not None:

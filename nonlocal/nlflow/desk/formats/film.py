@@ -24,7 +24,6 @@ CONTAINERS = {".mp4": "mp4", ".m4v": "mp4", ".mov": "mov", ".mkv": "matroska", "
 
 
 def _need_av(path: Path) -> Any:
-    """Return PyAV, or raise `FileFormatError`."""
     try:
         import av
     except ImportError as error:
@@ -155,7 +154,7 @@ def _array_format(channels: int, bits: int) -> str:
 
 
 def _flags() -> Any:
-    """Return how colours are converted: there and back again samples move by a tenth of a level, on average."""
+    """Return how colours are converted, so that they move little there and back again."""
     from av.video.reformatter import Interpolation
 
     return (Interpolation.LANCZOS | Interpolation.ACCURATE_RND | Interpolation.FULL_CHR_H_INT

@@ -23,7 +23,6 @@ _BLOCK = 2**24  # bytes of values that are read at a time
 
 
 def _need_h5py(path: Path) -> Any:
-    """Return h5py, or raise `FileFormatError`."""
     try:
         import h5py
     except ImportError as error:

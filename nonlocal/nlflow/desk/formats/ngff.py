@@ -21,7 +21,6 @@ _CHUNK = 2**22  # bytes of a chunk that is written
 
 
 def _need_zarr(path: Path) -> Any:
-    """Return zarr, or raise `FileFormatError`."""
     try:
         import zarr
     except ImportError as error:
@@ -202,7 +201,6 @@ def _channels(media: Media, values: Array, axes: str) -> dict[str, Any]:
 
 
 def _chunks(values: Array) -> tuple[int, ...]:
-    """Return chunks of whole slices, or of parts of large ones."""
     sizes = [1] * (values.ndim - 2) + [min(size, 1024) for size in values.shape[-2:]]
     for place in range(values.ndim - 3, -1, -1):
         room = _CHUNK // max(1, math.prod(sizes) * values.itemsize)

@@ -23,7 +23,6 @@ _DTYPES = ("u1", "u2", "u4", "u8", "i1", "i2", "i4", "i8", "f4", "f8")
 
 
 def _need_nibabel(path: Path) -> Any:
-    """Return nibabel, or raise `FileFormatError`."""
     try:
         import nibabel
     except ImportError as error:

@@ -16,7 +16,6 @@ _CELL = 8  # bytes of a number
 
 
 def _need_pyarrow(path: Path) -> Any:
-    """Return pyarrow with its reader, or raise `FileFormatError` where it is not installed."""
     try:
         import pyarrow
         import pyarrow.ipc

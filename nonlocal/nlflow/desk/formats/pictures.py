@@ -266,7 +266,6 @@ def notes_webp(media: Media, writing: Writing) -> list[str]:
 
 
 def _need_rawpy(path: Path) -> Any:
-    """Return rawpy, or raise `FileFormatError`."""
     try:
         import rawpy
     except ImportError as error:

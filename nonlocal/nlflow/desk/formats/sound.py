@@ -71,7 +71,6 @@ def _to_bytes(values: Array, law: str) -> bytes:
 
 
 def _of_law(path: Path, law: str, place: tuple[int, int]) -> tuple[Array, int, int]:
-    """Return the samples of a WAV file of a law, its channels and its sample rate."""
     with path.open("rb") as stream:
         head = stream.read(place[0])
         at = head.index(b"fmt ") + 8

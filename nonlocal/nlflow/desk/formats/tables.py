@@ -171,7 +171,6 @@ def chosen(
 
 
 def _told(path: Path, names: list[str], one: str, several: str) -> str:
-    """Return the note on columns that are kept, and why."""
     shown = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
     return f"{path}: {shown} " + (f"{several} and are kept" if len(names) > 1 else f"{one} and is kept as it is")
 
@@ -259,7 +258,6 @@ def decode_csv(path: Path, first_column: FirstColumn | None = None) -> Media:
 
 
 def _text(path: Path) -> tuple[str, str, bytes]:
-    """Return the text of a file, its encoding, and the mark that stands before it."""
     remedy = "split it, or save it as .npy"
     check_memory(f"{path}: a text of {path.stat().st_size} bytes", 2 * path.stat().st_size, remedy)
     cells = _count_cells(path)
@@ -331,7 +329,6 @@ def _is_comment(line: str) -> bool:
 
 
 def _kind(cell: str, delimiter: str) -> str:
-    """Return what a cell is: a number, nothing, or text."""
     if _POINT.fullmatch(cell) or (delimiter != "," and _COMMA.fullmatch(cell)):
         return "number"
     return "nothing" if cell.lower() in _NOTHING else "text"

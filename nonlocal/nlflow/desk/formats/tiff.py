@@ -69,7 +69,6 @@ def _count_pages(path: Path, tif: Any) -> int:
 
 
 def _in_colours(data: Array, page: Any, path: Path) -> tuple[Array, Array | None, list[str]]:
-    """Return grey levels or RGB, opacity and notes of the samples of a page."""
     kind = int(page.photometric)
     if kind in (0, 1, 2) or (kind == 6 and int(page.compression) == _JPEG):  # the decoder of JPEG returns RGB
         return plain(data, page, path)
@@ -142,7 +141,6 @@ _UNEQUAL = 3  # kinds of pages that a message names
 
 
 def _decode_stack(path: Path, tif: Any, count: int) -> Media:
-    """Read a stack from an open TIFF file of so many pages."""
     series, axes, shape = _whole(tif)
     _check_one(path, tif, count)
     page = series.keyframe
@@ -284,7 +282,6 @@ def _ome_scales(path: Path, text: bytes) -> tuple[dict[str, tuple[float, str]], 
 
 
 def _ome_channels(path: Path, text: bytes) -> dict[str, Any]:
-    """Return the names of channels that an OME-XML text tells, where it tells all of them."""
     names = tuple(one.get("Name", "") for one in _ome_pixels(path, text)[1].findall("{*}Channel"))
     return {"channels": names} if all(names) and names else {}
 

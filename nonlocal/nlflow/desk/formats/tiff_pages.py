@@ -48,7 +48,6 @@ class _Alone(io.BufferedReader):
     """A file that tells nobody its number, so that tifffile takes it for a stream and looks for no files beside it."""
 
     def fileno(self) -> int:
-        """Refuse the number of the file."""
         raise io.UnsupportedOperation("this file is read alone")
 
 
@@ -190,7 +189,6 @@ def no_data_value(told: Any, dtype: np.dtype[Any]) -> Any:
 
 
 def _resolution(tags: Any) -> dict[str, Any]:
-    """Return the resolution as TIFF stores it, and in dots per inch if it has a unit."""
     if not all(code in tags for code in (282, 283)):
         return {}
     pair = tuple(tuple(map(int, tags[code].value)) for code in (282, 283))

@@ -89,7 +89,6 @@ class DenoiseWidget(base("magicgui.widgets", "Container", install_command("napar
             self.said.value += "\nThe noise is that of the preview alone."
 
     def _middle(self, layer: Any) -> tuple[float, ...]:
-        """Return the middle of the view in the layer's coordinates of data."""
         dims, world = self._viewer.dims, list(self._viewer.dims.point)
         shown = list(dims.displayed)
         camera = getattr(self._viewer, "scene", self._viewer).camera  # in a scene since napari 0.9
@@ -98,7 +97,6 @@ class DenoiseWidget(base("magicgui.widgets", "Container", install_command("napar
         return tuple(layer.world_to_data(world[-layer.ndim :]))
 
     def _on_denoise(self) -> None:
-        """Denoise the layer on a thread, or stop what runs there."""
         if self._worker is not None:
             self._worker.quit()
             self.said.value = "Stopping ..."
