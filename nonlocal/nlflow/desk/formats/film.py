@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO
@@ -15,20 +16,15 @@ import numpy as np
 
 from nlflow.desk.apart import call, stream
 from nlflow.desk.formats.axes import arranged, in_unit
-from nlflow.desk.formats.media import Array, Media, Writing, extension, lacking
-from nlflow.errors import FileFormatError, check_memory, file_error, install_command, memory_limit
+from nlflow.desk.formats.media import Array, Media, Writing, extension, installed
+from nlflow.errors import FileFormatError, check_memory, file_error, memory_limit
 
 #: The quality of a film that is written: constant rate factor of H.264 and VP9, where 0 is best.
 QUALITY = 12
 CONTAINERS = {".mp4": "mp4", ".m4v": "mp4", ".mov": "mov", ".mkv": "matroska", ".webm": "webm", ".avi": "avi"}
 
 
-def _need_av(path: Path) -> Any:
-    try:
-        import av
-    except ImportError as error:
-        raise lacking(path, "PyAV", install_command("video")) from error
-    return av
+_need_av = partial(installed, "video", "PyAV", "av")
 
 
 def _open_film(path: Path) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import math
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -12,8 +13,8 @@ import numpy as np
 
 from nlflow.desk.apart import stream as apart
 from nlflow.desk.formats.containers import MOST, Entry, choose, entry_of, media_of, name_of
-from nlflow.desk.formats.media import Array, Media, Writing, check_declared, lacking, most_for
-from nlflow.errors import command, file_error, install_command
+from nlflow.desk.formats.media import Array, Media, Writing, check_declared, installed, most_for
+from nlflow.errors import command, file_error
 from nlflow.store.series.hdf5 import check_own
 
 # Deflate, shuffle, checksums, szip, n-bit, scale and offset, LZF: no others, which are programs of their own.
@@ -22,12 +23,7 @@ _REMEDY = "save an array of numbers as a dataset"
 _BLOCK = 2**24  # bytes of values that are read at a time
 
 
-def _need_h5py(path: Path) -> Any:
-    try:
-        import h5py
-    except ImportError as error:
-        raise lacking(path, "h5py", install_command("hdf5")) from error
-    return h5py
+_need_h5py = partial(installed, "hdf5", "h5py", "h5py")
 
 
 def decode(path: Path, array: str | None = None) -> Media:

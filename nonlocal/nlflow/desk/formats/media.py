@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -12,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nlflow.desk.apart import size_of
-from nlflow.errors import FileFormatError, check_memory, file_error, format_bytes, memory_limit
+from nlflow.errors import FileFormatError, check_memory, file_error, format_bytes, install_command, memory_limit
 
 Array: TypeAlias = NDArray[Any]
 Kind: TypeAlias = Literal["image", "signal", "volume", "clip"]
@@ -171,9 +172,14 @@ def format_of(path: Path) -> str:
     return (EXTENSIONS | STACKS).get(extension(path), "")
 
 
-def lacking(path: Path, package: str, remedy: str) -> FileFormatError:
-    """Describe a missing package."""
-    return FileFormatError(f"{path}: needs {package}, which is not installed; {remedy}")
+def installed(extra: str, package: str, modules: str, path: Path, *, otherwise: str = "") -> Any:
+    """Import an extra."""
+    try:
+        first, *_ = map(import_module, modules.split())
+    except ImportError as error:
+        remedy = install_command(extra) + otherwise.format(path=path)
+        raise FileFormatError(f"{path}: needs {package}, which is not installed; {remedy}") from error
+    return first
 
 
 def most_for(path: Path) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,19 +14,14 @@ import numpy as np
 from nlflow.desk.apart import size_of
 from nlflow.desk.foreign import check_links, links_in, strange_codecs
 from nlflow.desk.formats.axes import LONG_UNITS, arranged, scale_of
-from nlflow.desk.formats.media import Array, Media, Writing, check_declared, lacking
-from nlflow.errors import check_memory, file_error, install_command
+from nlflow.desk.formats.media import Array, Media, Writing, check_declared, installed
+from nlflow.errors import check_memory, file_error
 
 _EXPECTED = "an OME-Zarr image"
 _CHUNK = 2**22  # bytes of a chunk that is written
 
 
-def _need_zarr(path: Path) -> Any:
-    try:
-        import zarr
-    except ImportError as error:
-        raise lacking(path, "zarr", install_command("zarr")) from error
-    return zarr
+_need_zarr = partial(installed, "zarr", "zarr", "zarr")
 
 
 def is_store(path: Path) -> bool:

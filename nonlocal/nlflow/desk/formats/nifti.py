@@ -5,16 +5,17 @@ from __future__ import annotations
 import gzip
 import math
 import struct
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 
 from nlflow.desk.formats.axes import arranged, in_unit, scale_of
-from nlflow.desk.formats.media import Array, Media, Writing, check_declared, lacking
+from nlflow.desk.formats.media import Array, Media, Writing, check_declared, installed
 from nlflow.desk.formats.tiff_pages import silent
 from nlflow.domains.samples import rounded
-from nlflow.errors import FileFormatError, InputError, file_error, install_command
+from nlflow.errors import FileFormatError, InputError, file_error
 
 _LONGEST = 2**26  # bytes of a header with its extensions
 _COLOURS = np.dtype([("R", "u1"), ("G", "u1"), ("B", "u1")])
@@ -22,12 +23,7 @@ _UNITS = {"meter": "m", "mm": "mm", "micron": "µm", "sec": "s", "msec": "ms", "
 _DTYPES = ("u1", "u2", "u4", "u8", "i1", "i2", "i4", "i8", "f4", "f8")
 
 
-def _need_nibabel(path: Path) -> Any:
-    try:
-        import nibabel
-    except ImportError as error:
-        raise lacking(path, "nibabel", install_command("volumes")) from error
-    return nibabel
+_need_nibabel = partial(installed, "volumes", "nibabel", "nibabel")
 
 
 def decode(path: Path) -> Media:

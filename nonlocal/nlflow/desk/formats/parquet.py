@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import numpy as np
 
-from nlflow.desk.formats.media import Array, FirstColumn, Media, Writing, check_declared, lacking
+from nlflow.desk.formats.media import Array, FirstColumn, Media, Writing, check_declared, installed
 from nlflow.desk.formats.tables import Sheet, chosen
 from nlflow.domains.samples import rounded
-from nlflow.errors import install_command
 
 _CELL = 8  # bytes of a number
 
 
-def _need_pyarrow(path: Path) -> Any:
-    try:
-        import pyarrow
-        import pyarrow.ipc
-        import pyarrow.parquet
-    except ImportError as error:
-        raise lacking(path, "pyarrow", f"{install_command('parquet')}, or save the table as CSV") from error
-    return pyarrow
+_need_pyarrow = partial(
+    installed, "parquet", "pyarrow", "pyarrow pyarrow.ipc pyarrow.parquet", otherwise=", or save the table as CSV"
+)
 
 
 def decode(path: Path, first_column: FirstColumn | None = None) -> Media:

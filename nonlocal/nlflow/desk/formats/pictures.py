@@ -6,15 +6,15 @@ import io
 import math
 import struct
 from collections.abc import Iterator
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 
 from nlflow.desk.formats.content import HEAD, by_content
-from nlflow.desk.formats.media import EXTENSIONS, JPEG_EXIF_LIMIT, Array, Media, Writing, check_declared, lacking
-from nlflow.errors import file_error, install_command
+from nlflow.desk.formats.media import EXTENSIONS, JPEG_EXIF_LIMIT, Array, Media, Writing, check_declared, installed
+from nlflow.errors import file_error
 
 _JPEG_QUALITY = 95  # of what was no JPEG file
 _ORIENTATION = 0x0112  # the number of this tag in EXIF and TIFF
@@ -265,13 +265,10 @@ def notes_webp(media: Media, writing: Writing) -> list[str]:
 # ---- camera raws: 16-bit sRGB, the camera's own white balance, no brightening, the gamma of Rec. 709, turned upright
 
 
-def _need_rawpy(path: Path) -> Any:
-    try:
-        import rawpy
-    except ImportError as error:
-        remedy = f"{install_command('raw')}, or develop it to a 16-bit TIFF: darktable-cli {path} {path.stem}.tif"
-        raise lacking(path, "rawpy", remedy) from error
-    return rawpy
+_need_rawpy = partial(
+    installed, "raw", "rawpy", "rawpy",
+    otherwise=", or develop it to a 16-bit TIFF: darktable-cli {path} {path.stem}.tif",
+)  # fmt: skip
 
 
 def develop(path: Path) -> Media:
