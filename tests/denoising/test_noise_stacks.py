@@ -14,6 +14,7 @@ from nlflow.denoising.noise import (
     HotPixels,
     Impulses,
     Mixture,
+    NoncentralChi,
     Poisson,
     Rician,
     Speckle,
@@ -306,6 +307,19 @@ def test_the_verdict_on_volumes():
     assert "one pair of many" in read.reasons[0]  # which the line that says the model does not repeat
     assert read.confidence == "medium"
     assert isinstance(examine(Speckle(4.0).sample(CLEAN, rng=0)[..., None]).model, Speckle)
+
+
+@pytest.mark.parametrize(("coils", "seed"), [(2, 0), (4, 0), (4, 2)])
+def test_magnitudes_of_several_coils_are_no_counts(coils, seed):
+    z, y, x = np.mgrid[-1:1:32j, -1:1:48j, -1:1:48j]
+    clean = 30 * np.clip(1 - (x**2 + y**2 + z**2), 0, 1)
+    found = estimate_noise(NoncentralChi(5.0, coils).sample(clean, rng=seed))
+    assert isinstance(found.model, NoncentralChi)
+    assert found.model.coils == coils
+    assert found.model.sigma == pytest.approx(5, rel=0.05)
+    assert found.confidence == "medium"
+    counts = estimate_noise(Poisson(1.0, offset=-25.0).sample(clean, rng=seed))
+    assert isinstance(counts.model, Poisson)
 
 
 @pytest.mark.slow

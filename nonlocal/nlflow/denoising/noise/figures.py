@@ -136,6 +136,11 @@ class OfMagnitudes(Figures, source=BY_HAND):
     law = figure(0.3, "distance of a background to Rayleigh's law over that to a Gaussian one, at most", BY_LAWS)
     first = figure(0.15, "relative: so far their ratio of mean and spread is from that of the law, at most")
     local = figure({1: 129, 2: 17, 3: 9}, "samples along an axis over which means are taken")
+    coils = figure((1, 2, 3, 4, 6, 8, 12, 16), "that are tried where variances grow with the mean")
+    strengths = figure((0.7, 1.2, 51), "from, to and how many, of the largest spread in a stack")
+    far = figure(40.0, "the largest magnitude without noise whose spread is tabulated; it is 1 to 1 % from there on")
+    below = figure(0.3, "so far below the least mean of the law that of a bin may be by chance")
+    nearer = figure(0.5, "distance of variances to the law over that to a line, at most", BY_LAWS)
 
 
 class OfSpeckle(Figures, source=ON_PHOTOGRAPHS):

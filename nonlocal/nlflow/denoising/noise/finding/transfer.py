@@ -10,11 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nlflow._array import underflowing
-from nlflow.denoising.noise.figures import TO_SIGMA, OfTransfer
+from nlflow.denoising.noise.figures import TO_SIGMA, OfMagnitudes, OfTransfer
 from nlflow.denoising.noise.finding.sigma import Windows, at_ends, blocks_of, in_unit, limits_of
 from nlflow.denoising.noise.models.base import Array
 from nlflow.denoising.noise.models.gaussian import constant
 from nlflow.denoising.noise.models.intensities import Poisson
+from nlflow.denoising.noise.models.magnitudes import Magnitudes, NoncentralChi, Rician, mean_magnitude
 from nlflow.domains.samples import as_signal, check_axis
 from nlflow.errors import InputError, check_array, check_number
 
@@ -175,6 +176,33 @@ def transfer_of(
         model, gain, span * math.sqrt(covariance[0, 0]), intercept, intercept_error, model.sigma, sigma_error, known,
         low + span * points[0], span**2 * points[1], span**2 * points[2],
     )  # fmt: skip
+
+
+def magnitudes_of(found: PhotonTransfer) -> Magnitudes | None:
+    """Return noise of magnitudes where its law meets the variances far better than the line does."""
+    means, variances = found.means, found.variances
+    relative = np.maximum(found.errors / variances, OfTransfer.sure)
+
+    def off(expected: NDArray[np.float64]) -> float:
+        errors = (variances / np.maximum(expected, 1e-3 * variances.max()) - 1) / relative
+        return float(np.minimum(errors**2, OfTransfer.outlier**2).sum())
+
+    low, high, count = OfMagnitudes.strengths
+    strengths = math.sqrt(float(variances.max())) * np.linspace(low, high, count)
+    without = np.linspace(0, OfMagnitudes.far, 10 * int(OfMagnitudes.far) + 1)
+    tried = []
+    for coils in OfMagnitudes.coils:
+        middle = mean_magnitude(without, coils)
+        spread = without**2 + 2 * coils - middle**2
+        for sigma in strengths.tolist():
+            expected = sigma**2 * np.interp(means / sigma, middle, spread)
+            expected[means < (middle[0] - OfMagnitudes.below) * sigma] = 0
+            tried.append((off(expected), coils, sigma))
+    least, coils, sigma = min(tried)
+    line = off(found.gain * means + found.intercept)
+    if least > OfMagnitudes.nearer * line or line - least < OfTransfer.outlier**2:
+        return None
+    return Rician(sigma) if coils == 1 else NoncentralChi(sigma, coils)
 
 
 def of_line(gain: float, intercept: float, low: float) -> Poisson:

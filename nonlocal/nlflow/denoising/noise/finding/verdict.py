@@ -35,19 +35,19 @@ from nlflow.denoising.noise.finding.sigma import (
     sigmas_at_half,
 )
 from nlflow.denoising.noise.finding.speckle import find_speckle
-from nlflow.denoising.noise.finding.transfer import transfer_of
+from nlflow.denoising.noise.finding.transfer import magnitudes_of, transfer_of
 from nlflow.denoising.noise.models.base import Array, Mixture, Noise, NoiseEstimate, Reduction
 from nlflow.denoising.noise.models.gaussian import GaussianNoise, constant
-from nlflow.denoising.noise.models.intensities import Poisson
+from nlflow.denoising.noise.models.intensities import Evened
 from nlflow.denoising.noise.models.stripes import Stripes
 from nlflow.domains.samples import range_of, varying
 from nlflow.errors import InputError, checked_call
 
 
 def _find_map(samples: Array, missing: NDArray[np.bool_] | None) -> GaussianNoise | None:
-    """Return noise that differs from place to place; None where slices hold counts of more and of less light."""
+    """Return noise that differs from place to place; None where that follows the light of slices."""
     found = find_places(samples, missing)
-    if found is not None and samples.ndim == 4 and isinstance(of_volume(samples, missing).model, Poisson):
+    if found is not None and samples.ndim == 4 and isinstance(of_volume(samples, missing).model, Evened):
         return None
     return found
 
@@ -66,6 +66,7 @@ _MOSAIC: Final = (
     "colour"
 )
 _DRAWN: Final = "offsets of rows or columns without any other noise are drawn, as those of a grating, and stay"
+_MAGNITUDES: Final = "the variance grows with the mean as that of magnitudes of complex samples does"
 _FEW: Final = 16  # samples: fewer, of one value, say nothing of noise
 _TOO_SMALL: Final = "the picture is too small, or too much of it is missing, to tell how its noise varies"
 #: Why what has two values stays.
@@ -300,6 +301,10 @@ def of_volume(samples: Array, missing: NDArray[np.bool_] | None) -> NoiseEstimat
         else:
             figures = {"gain": found.gain, "gain_error": found.gain_error, "intercept": found.intercept}
             if found.variances.max() > OfStacks.varying * found.variances.min():
+                least = float((samples if missing is None else samples[~missing]).min())
+                magnitudes = magnitudes_of(found) if least >= 0 else None
+                if magnitudes is not None:
+                    return NoiseEstimate(magnitudes, "medium", (_MAGNITUDES,), measured | figures)
                 reason = f"the variance grows with the intensity along a line: {found}"
                 sure = "medium" if found.model.sigma or found.model.offset else "high"  # one pair of many
                 return NoiseEstimate(found.model, sure, (reason,), measured | figures)
