@@ -1,4 +1,4 @@
-"""Where flows are at rest: limits, equilibria and their stability, what limits keep, and what E says beside them."""
+"""Where flows are at rest, and what E says beside its minimizer."""
 
 from nlflow.equilibria.bounds import diversity, diversity_bounds, fidelity_for_diversity, largest_stable_fidelity
 from nlflow.equilibria.choice import Choice, choose_fidelity, choose_parameter

@@ -1,8 +1,4 @@
-"""How much of a signal an equilibrium keeps, and the fidelities between which it is one (Proposition 1).
-
-In the measure of a symmetric flow the equilibrium of an E-flow has the mean of f, and its deviation from it, the
-diversity, lies between lambda / (lambda + mu_max) and lambda / (lambda + mu_2) times that of f.
-"""
+"""How much of a signal an equilibrium keeps (arXiv 2312.00751, Proposition 1)."""
 
 from __future__ import annotations
 
@@ -28,19 +24,15 @@ _CLEAR = 1e-8  # of the largest value: a diversity that is not so small is far a
 
 @underflowing
 def diversity(flow: LinearFlow, u: Any) -> float:
-    """Return how far `u` is from constant: |u - mean(u)|, the mean being what the flow conserves, root mean square.
+    """Return how far `u` is from constant: |u - mean(u)|, root mean square, channels added up.
+
+    The mean is that which the flow conserves: for a P that is not symmetric pi^T u, in L2(pi), or in L2(w) where
+    transient states (causal attention) have pi = 0.
 
     Parameters
     ----------
     flow : GradientFlow or AttentionFlow
     u : array of shape ``domain.shape`` or ``domain.shape + (D,)``
-        Channels are added up.
-
-    Returns
-    -------
-    float
-        `Flow.distance_to_constant` for a symmetric flow; otherwise from pi^T u, in L2(pi), or in L2(w) where transient
-        states (causal attention) have pi = 0.
 
     Raises
     ------
@@ -91,11 +83,9 @@ def _in_log_space(chain: MarkovChain, u: Array) -> float:
 def diversity_bounds(flow: LinearFlow) -> tuple[float, float]:
     """Return bounds of diversity(u*) / diversity(f) that hold for every f, u* being the equilibrium.
 
-    lambda / (lambda + mu_max) and lambda / (lambda + mu_2) with the extreme nonzero eigenvalues of r (I - P), for one
-    fidelity at all nodes, in the flow's own measure; both are attained, by eigenvectors, up to rounding. For a P that
-    is not symmetric the extreme singular values of (1 + lambda~) I - P on deviations from the mean take their place, in
-    the norm of `diversity`, up to 1000 nodes; beyond they are lambda~ / (lambda~ + 2) and 1, which hold in L2(pi). For
-    causal attention the upper bound can be above 1.
+    lambda / (lambda + mu_max) and lambda / (lambda + mu_2) with the extreme nonzero eigenvalues of r (I - P). For a P
+    that is not symmetric from extreme singular values of (1 + lambda~) I - P on deviations from the mean; beyond 1000
+    nodes lambda~ / (lambda~ + 2) and 1.
 
     Parameters
     ----------
@@ -179,9 +169,8 @@ def _similar(chain: MarkovChain, logs: Floats) -> Floats:
 def fidelity_for_diversity(flow: LinearFlow, fraction: float) -> float:
     """Return a fidelity that guarantees a fraction of every signal's diversity in the equilibrium.
 
-    lambda = fraction / (1 - fraction) mu_max, the smallest there is, with the largest eigenvalue of r (I - P). Where P
-    is not symmetric the norm of I - P on deviations from the mean takes the place of mu_max; a smaller fidelity may be
-    enough then.
+    lambda = fraction / (1 - fraction) mu_max, with the largest eigenvalue of r (I - P), or, where P is not symmetric,
+    the norm of I - P on deviations from the mean.
 
     Parameters
     ----------
@@ -199,12 +188,12 @@ def fidelity_for_diversity(flow: LinearFlow, fraction: float) -> float:
     ------
     InputError
         For a fraction outside (0, 1), an evolving kernel, transient states among more than 1000 nodes, and where no
-        node sees another, so that every fidelity > 0 is enough.
+        node sees another.
 
     Warns
     -----
     NlflowWarning
-        When a NeuTRENO layer with this fidelity would be unstable; `SemiImplicit` and `Exponential` are not.
+        When a NeuTRENO layer with this fidelity would be unstable.
     """
     check_frozen(flow)
     hint = "to keep all would need an infinite fidelity"
@@ -236,18 +225,13 @@ def fidelity_for_diversity(flow: LinearFlow, fraction: float) -> float:
 def largest_stable_fidelity(affinity: Affinity) -> float:
     """Return the fidelity lambda~ up to which the NeuTRENO step u <- Pu + lambda~ (f - u) converges.
 
-    rho(P - lambda~ I) < 1: for symmetric k below 1 + mu_min(P), otherwise below the smallest
-    Re mu + sqrt(1 - (Im mu)^2) over the eigenvalues mu of P.
+    For symmetric k below 1 + mu_min(P), otherwise below the smallest Re mu + sqrt(1 - (Im mu)^2) over the eigenvalues
+    mu of P.
 
     Parameters
     ----------
     affinity : Affinity
         As the layer uses it: not symmetrized.
-
-    Returns
-    -------
-    float
-        From all eigenvalues for few nodes; for many by Lanczos or Arnoldi iteration.
     """
     flow = AttentionFlow(check_affinity(affinity))
     if affinity.symmetric:

@@ -1,8 +1,4 @@
-"""Choice of the fidelity, and of widths, from the observed signal alone.
-
-u = S f with S = lambda (A + lambda)^-1, A being r (I - P) in the measure m of E. All criteria are sums over the
-spectrum of A, which is taken once for all lambda.
-"""
+"""Choice of the fidelity, and of widths, from the observed signal alone."""
 
 from __future__ import annotations
 
@@ -53,8 +49,7 @@ class Choice(Brief):
     averages : int
         Averages that they took, those of a whole matrix apart.
     success : bool
-        Whether the criterion has its minimum inside the range; for random traces whether it is lower there than at both
-        ends by more than their error.
+        Whether the minimum is inside the range; for random traces beyond their error.
     message : str
     """
 
@@ -73,7 +68,7 @@ class Choice(Brief):
     message: str
 
     def plot(self, axis: Any) -> None:
-        """Draw the criterion over the parameter, and the choice, on an axis of Matplotlib."""
+        """Draw the criterion and the choice on an axis of Matplotlib."""
         axis.plot(self.values, self.curve, color="#0b5394", linewidth=1.8)
         axis.axvline(self.value, color="#d1711c", linestyle="--", linewidth=1.2)
         axis.set(xscale="log", xlabel="parameter", title=f"{self.method}: {self.value:.4g}")
@@ -205,6 +200,8 @@ def choose_fidelity(
 ) -> Choice:
     r"""Return E with the fidelity that a criterion finds best for its observed signal.
 
+    u = S f with S = lambda (A + lambda)^-1, A being r (I - P) in the measure of E.
+
     Parameters
     ----------
     energy : E
@@ -215,19 +212,16 @@ def choose_fidelity(
         by default.
     method : {'rgcv', 'gcv', 'sure', 'discrepancy', 'evidence', 'lcurve'}
         - ``gcv``: generalized cross-validation, \|f - u\|^2 / (1 - tr S / N)^2 (Golub, Heath and Wahba 1979, doi
-          10.1080/00401706.1979.10489751). For large lambda its curve is flat, and may have its minimum anywhere there.
-        - ``rgcv``: the robust form of it, times 0.3 + 0.7 tr S^2 / N (Lukas 2006, doi 10.1088/0266-5611/22/5/021),
-          which rises there.
+          10.1080/00401706.1979.10489751). For large lambda its curve is flat, and may have its minimum there.
+        - ``rgcv``: the robust form of it, times 0.3 + 0.7 tr S^2 / N (Lukas 2006, doi 10.1088/0266-5611/22/5/021).
         - ``sure``: Stein's unbiased estimate of the mean squared error, \|f - u\|^2 - sigma^2 + 2 sigma^2 tr S / N.
-        - ``discrepancy``: the residual that is ``factor * sigma`` (Morozov), as `nlflow.flows.DiscrepancyPrinciple`
-          stops a flow there.
+        - ``discrepancy``: the residual that is ``factor * sigma`` (Morozov).
         - ``evidence``: the restricted marginal likelihood of f under the prior exp(-beta J); beta is the likeliest, or
-          that of sigma. See `GaussianField.log_evidence`.
-        - ``lcurve``: the corner of log roughness over log residual, where it is bent most (Hansen 1992, doi
-          10.1137/1034115).
+          that of sigma.
+        - ``lcurve``: the corner of log roughness over log residual (Hansen 1992, doi 10.1137/1034115).
     sigma : float, optional
-        Standard deviation of the noise; root mean square in the measure of E, and over observed nodes. ``sure`` and
-        ``discrepancy`` need it, ``evidence`` takes it in place of the likeliest; it has no part in the others.
+        Standard deviation of the noise, root mean square in the measure of E over observed nodes: for ``sure`` and
+        ``discrepancy``, and in place of the likeliest beta for ``evidence``.
     factor : float
         For ``discrepancy``.
     traces : {'auto', 'transform', 'dense', 'lanczos'}
@@ -301,14 +295,13 @@ def choose_parameter(
     Parameters
     ----------
     build : callable
-        Returns E for a value, all with the same observed signal; for instance
-        ``lambda width: choose_fidelity(E(affinity(Gaussian(width), grid), f, 1.0), method="evidence").energy``.
+        Returns E for a value, all with the same observed signal.
     values : array of shape (M,)
         Increasing, at least three.
     method : {'evidence', 'rgcv', 'gcv', 'sure', 'discrepancy'}
         See `choose_fidelity`; each E is weighed at its own fidelity.
     sigma, factor, traces, samples, averages, rng
-        See `choose_fidelity`. The random vectors are the same for all values, if `rng` is a seed.
+        See `choose_fidelity`.
 
     Returns
     -------

@@ -1,9 +1,4 @@
-"""Equilibria of a family of flows along a parameter: pseudo-arclength continuation, and what happens on the way.
-
-A branch is a curve z(s) = (x, q) of F(x, p) = 0 with q = p over the width of its range, in the norm
-|x|^2 / size^2 + q^2. A step goes along the tangent and back to the curve at right angles to it, so that the curve may
-turn in p.
-"""
+"""Equilibria of a family of flows along a parameter: pseudo-arclength continuation."""
 
 from __future__ import annotations
 
@@ -42,7 +37,7 @@ Point = tuple[Floats, float]
 
 
 class LeftBranchError(ArithmeticError):
-    """No step along the branch stays on it."""
+    """No step stays on the branch."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -52,13 +47,12 @@ class BranchPoint(Brief):
     Attributes
     ----------
     kind : {'fold', 'pitchfork', 'transcritical', 'branch point', 'hopf'}
-        Fold: the branch turns in the parameter. Branch point: another branch crosses; where second derivatives along
-        the null vectors are known to vanish a pitchfork, to be others than 0 along a single one transcritical. Hopf: a
-        pair of complex eigenvalues crosses the imaginary axis.
+        Fold: the branch turns in the parameter. Branch point: another branch crosses, with a pitchfork and a
+        transcritical crossing where they are told apart. Hopf: a pair of complex eigenvalues crosses the imaginary
+        axis.
     parameter : float
     error : float
-        What the parameter is off by, about: the real part of the eigenvalue there over its slope, or for a fold
-        the last step of the search.
+        An estimate of what the parameter is off by.
     u : array
         The equilibrium there.
     eigenvalue : complex
@@ -129,7 +123,7 @@ class Branch(Brief):
 
     @property
     def stable(self) -> NDArray[np.bool_]:
-        """Whether no eigenvalue has a positive real part, at each point."""
+        """Whether each point is stable."""
         return np.asarray(self.unstable == 0)
 
     def of_kind(self, *kinds: str) -> list[BranchPoint]:
@@ -138,10 +132,7 @@ class Branch(Brief):
         return [one for one in self.points if one.kind in kinds + others]
 
     def switch(self, point: BranchPoint, *, sign: int = 1, vector: int = 0, step: float | None = None) -> Branch:
-        """Return the branch that crosses this one at a point.
-
-        It begins along a null vector at right angles to this branch. Of several null vectors (`multiplicity`) each
-        may begin a branch, or none of them but a combination; those that translations turn into each other begin one.
+        """Return the branch that crosses this one at a point, along a null vector.
 
         Parameters
         ----------
@@ -150,14 +141,14 @@ class Branch(Brief):
         sign : {1, -1}
             Along the null vector, or against it.
         vector : int
-            Which null vector.
+            Which null vector, where there are several (`multiplicity`).
         step : float, optional
             Length of the first step, in the norm in which the range and the size of u are 1.
 
         Raises
         ------
         InputError
-            For a fold and a Hopf point, where no branch of equilibria crosses.
+            For a fold and a Hopf point.
         NumericalError
             Where no other branch was found in that direction.
         """
@@ -194,9 +185,8 @@ def continue_equilibria(
     """Follow equilibria along a parameter, through folds, and find where their number or stability changes.
 
     Pseudo-arclength continuation (Keller 1977, in Applications of Bifurcation Theory; Doedel 2007, doi
-    10.1007/978-1-4020-6356-5_1). What the flow conserves stays what it is at the start, and patterns on a periodic grid
-    are not moved along it. Two eigenvalues that cross in opposite directions within one step are not seen: take a
-    smaller `longest`.
+    10.1007/978-1-4020-6356-5_1). What the flow conserves stays what it is at the start. Two eigenvalues that cross in
+    opposite directions within one step are not seen: take a smaller `longest`.
 
     Parameters
     ----------
@@ -298,7 +288,7 @@ class Family:
         self._kept: dict[float, Equations] = {}
 
     def parameter(self, q: float) -> float:
-        """Return p, an end of the range where q is 0 or 1."""
+        """Return p."""
         low, high = self.bounds
         return low if q == 0 else high if q == 1 else low + float(q) * (high - low)
 
@@ -308,7 +298,7 @@ class Family:
         return (p - low) / (high - low)
 
     def at(self, q: float) -> Equations:
-        """Return the equations there."""
+        """Return the equations."""
         if q not in self._kept:
             if len(self._kept) > 8:
                 self._kept.pop(next(iter(self._kept)))
@@ -326,7 +316,7 @@ class Family:
         return equations
 
     def slope(self, x: Floats, q: float) -> Floats:
-        """Return dF/dq by differences of order 2, within the range."""
+        """Return dF/dq by differences."""
         h = _DIFFERENCE
         if q - h < 0 or q + h > 1:
             h = h if q - h < 0 else -h
@@ -336,7 +326,7 @@ class Family:
 
 @dataclass
 class Stand:
-    """A point of a branch, the tangent there and its rightmost eigenvalues."""
+    """A point of a branch."""
 
     x: Floats
     q: float
@@ -348,7 +338,7 @@ class Stand:
 
 @dataclass(frozen=True)
 class Continuation:
-    """How a family is followed; what `continue_equilibria` and `Branch.switch` share."""
+    """A branch z(s) = (x, q) of F(x, p) = 0 in the norm |x|^2 / size^2 + q^2, q being p over the width of its range."""
 
     family: Family
     size: float
@@ -362,11 +352,11 @@ class Continuation:
     # ---- the geometry
 
     def inner(self, v: Point, w: Point) -> float:
-        """Return the inner product in which steps are measured."""
+        """Return the inner product."""
         return self.family.first.inner(v[0], w[0]) / self.size**2 + v[1] * w[1]
 
     def unit(self, v: Point) -> Point:
-        """Return a direction of length 1."""
+        """Return a unit vector."""
         length = math.sqrt(self.inner(v, v))
         return v[0] / length, v[1] / length
 
@@ -383,13 +373,7 @@ class Continuation:
         return answer.v, float(answer.c[-1])
 
     def corrected(self, guess: Point, row: Point) -> tuple[Point, int]:
-        """Return the point of the curve on the plane through `guess` at right angles to `row`, and the steps taken.
-
-        Raises
-        ------
-        LeftBranchError
-            When there is none near it.
-        """
+        """Return the point of the curve on the plane through `guess` at right angles to `row`, and the steps taken."""
         for bordered in (True, False) if self.family.first.shifts else (True,):
             x, q = guess
             for count in range(_CORRECTIONS + 1):
@@ -408,7 +392,7 @@ class Continuation:
         raise LeftBranchError
 
     def tangent(self, x: Floats, q: float, along: Point) -> Point:
-        """Return the tangent at a point of the curve that has a positive product with `along`."""
+        """Return the tangent that has a positive product with `along`."""
         zero = np.zeros_like(x)
         found = self.solved(x, q, along, zero, 1.0)
         if not np.isfinite(found[0]).all():
@@ -417,17 +401,17 @@ class Continuation:
         return found if self.inner(found, along) > 0 else (-found[0], -found[1])
 
     def spectrum(self, x: Floats, q: float, k: int) -> Spectrum:
-        """Return the rightmost eigenpairs at a point, along one branch with or without those of translations."""
+        """Return the rightmost eigenpairs, along one branch with or without those of translations."""
         return Spectrum.of(self.family.at(q), x, k, moved=self.moved)
 
     def on(self, x: Floats, q: float) -> Continuation:
-        """Return the continuation of the branch of a point, which tells whether it is one of patterns that move."""
+        """Return the continuation for a point, which tells whether patterns move."""
         equations = self.family.at(q)
         found = equations.neutral(x, ALMOST)
         return replace(self, moved=found.count > found.conserved)
 
     def stand(self, x: Floats, q: float, along: Point, before: Stand | None = None, corrections: int = 0) -> Stand:
-        """Return what is known at a point of the curve."""
+        """Return a point's stand."""
         spectrum = self.spectrum(x, q, self.k)
         self.family.rate = max(self.family.rate, spectrum.size)
         signs = np.sign(spectrum.values.real) * (np.abs(spectrum.values.real) > spectrum.errors)
@@ -441,7 +425,7 @@ class Continuation:
     # ---- the walk
 
     def begun(self, parameter: float, direction: int) -> Branch:
-        """Return the branch from the first equilibrium on."""
+        """Return the branch from the first equilibrium."""
         q = self.family.place(parameter)
         search = Search(self.family.first, self.rtol, self.family.first.start)
         if not search.newton(100) and not search.newton(100, bordered=False):
@@ -458,7 +442,7 @@ class Continuation:
         return run._walk(first, [])
 
     def switched(self, point: BranchPoint, null: Floats, step: float | None) -> Branch:
-        """Return the branch along a null vector from a branch point."""
+        """Return the branch along a null vector."""
         x, q = point._place
         along = (null / self.family.first.norm(null) * self.size, 0.0)
         share = self.inner(along, point._tangent)

@@ -1,4 +1,4 @@
-"""Limit cycles of flows by shooting: signals that come back after a period, and how those beside them come back."""
+"""Limit cycles of flows by shooting."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _PARTS = (2, 3, 4, 5)  # of a period, after which a signal must not be back
 
 
 class Variations(Flow):
-    """The flow of unknowns x with deviations V beside them, dx/dt = F(x) and dV/dt = F'(x) V; columns of one array."""
+    """The flow of unknowns x with deviations V, columns of one array."""
 
     def __init__(self, equations: Equations) -> None:
         super().__init__(Unlinked(Points(np.zeros(len(equations)))), "l2", None, evolving=False, every=1)
@@ -54,7 +54,7 @@ class Cycle(Brief):
     u : array of shape (T, ...)
         The signal at each of them.
     multipliers : array of shape (k,), complex
-        Floquet multipliers by decreasing modulus, those that are 1 in any case left out: along the cycle, for what the
+        Floquet multipliers by decreasing modulus, without those that are 1 in any case: along the cycle, for what the
         flow conserves and for translations.
     verdict : {'stable', 'unstable', 'cannot tell'}
         Whether all moduli are below 1 by more than the error, or one is above it by more.
@@ -64,7 +64,7 @@ class Cycle(Brief):
         |u(period) - u(0)| over the root mean square of the deviation of the cycle from its mean.
     iterations : int
     success : bool
-        Whether the residual is within the tolerance, and the cycle is none that has shrunk to an equilibrium.
+        Whether the residual is within the tolerance, and the cycle is no equilibrium.
     message : str
     """
 
@@ -93,8 +93,7 @@ def find_cycle(
 ) -> Cycle:
     """Return a limit cycle of a flow near a start, stable or not, by shooting.
 
-    Newton's method for u(T) = u(0), T being unknown too. The derivative of u(T) is integrated beside u by `RungeKutta`,
-    n columns for n unknowns, O(n^3) for each stage of a step.
+    Newton's method for u(T) = u(0), T being unknown too; O(n^3) for each stage of a step of `RungeKutta`.
 
     Parameters
     ----------
@@ -159,7 +158,7 @@ def find_cycle(
 
 
 class Shooting:
-    """Integrations of a flow, and Newton's method for signals that come back."""
+    """Newton's method for signals that come back."""
 
     def __init__(self, equations: Equations) -> None:
         self.equations = equations
@@ -179,13 +178,13 @@ class Shooting:
         return np.asarray(found.u)
 
     def monodromy(self, x: Floats, period: float) -> tuple[Floats, Floats]:
-        """Return x after a period and its derivative with respect to x."""
+        """Return x after a period and its derivative."""
         columns = np.column_stack([x, np.eye(len(x))])
         last = self._integrated(columns, [0.0, period], _ROUGH)[-1]
         return last[:, 0], last[:, 1:]
 
     def found_period(self, x: Floats, horizon: float) -> float:
-        """Return the time after which x comes back through the plane at right angles to the flow, near where it was."""
+        """Return the time after which x comes back to the plane at right angles to the flow."""
         times = np.linspace(0.0, horizon, 401)
         gaps = self.course(x, times, 1e-6) - x
         normal = self.equations(x)

@@ -1,4 +1,4 @@
-"""Whether an equilibrium is stable: the rightmost eigenvalues of the Jacobian, and what they are off by."""
+"""Whether an equilibrium is stable: the rightmost eigenvalues of the Jacobian."""
 
 from __future__ import annotations
 
@@ -23,10 +23,9 @@ _DIGITS = 1e-11  # residual of an iteration, relative to the Jacobian
 
 @dataclass(frozen=True, repr=False)
 class Stability(Brief):
-    """What the Jacobian at an equilibrium says of the flow near it.
+    """What the Jacobian at an equilibrium says of the flow near it, neutral directions left out.
 
-    Neutral directions, in which the equilibrium may be moved and stays one (what the flow conserves, translations), are
-    left out of it.
+    In neutral directions it may be moved and stays an equilibrium: what the flow conserves, translations.
 
     Attributes
     ----------
@@ -35,8 +34,7 @@ class Stability(Brief):
     margin : float
         Less the largest real part: the rate at which a stable equilibrium is approached; below 0 where it is unstable.
     error : float
-        Bound of what the largest real part is off by, for a self-adjoint Jacobian. Otherwise an estimate of first
-        order, beyond 600 unknowns without the condition number of the eigenvalue.
+        What the largest real part is off by, an estimate; a bound for a self-adjoint Jacobian.
     unstable : int
         How many eigenvalues have positive real parts, beyond 600 unknowns of those that were computed.
     eigenvalues : array of shape (k,), complex
@@ -44,7 +42,7 @@ class Stability(Brief):
     vectors : array of shape (k, ...), complex
         Their eigenvectors, shaped like the signal; root mean square 1.
     residuals : array of shape (k,)
-        |J v - mu v|, recomputed, for root mean square 1.
+        |J v - mu v|, for root mean square 1.
     neutral : int
         Directions that were left out.
     symmetric : bool
@@ -72,8 +70,7 @@ class Stability(Brief):
 def stability(flow: Flow, u: Any, k: int = 6) -> Stability:
     """Return whether an equilibrium of a flow is stable, with the eigenvalues of the Jacobian that say so.
 
-    Up to 600 unknowns all eigenvalues of the matrix, O(n^3); beyond, `k` of them by Lanczos iteration where the
-    Jacobian is self-adjoint in the flow's measure, by Arnoldi iteration otherwise.
+    All eigenvalues up to 600 unknowns, O(n^3); beyond, `k` of them by Lanczos or Arnoldi iteration.
 
     Parameters
     ----------
@@ -158,10 +155,7 @@ class Spectrum:
 
     @classmethod
     def of(cls, equations: Equations, x: Floats, k: int, *, moved: bool = False) -> Spectrum:
-        """Return the rightmost eigenpairs at `x`, all or k of them; with `moved` without those of translations.
-
-        The eigenvalue of a translation is that of the eigenvector which is most like it.
-        """
+        """Return all or k eigenpairs at `x`, with `moved` without those of translations."""
         tangent = Tangent(equations, x)
         neutral = equations.neutral(x)
         n, root = len(x), equations.root

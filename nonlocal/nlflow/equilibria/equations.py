@@ -1,8 +1,4 @@
-"""A flow as equations F(x) = 0 of a vector, x being the free entries of a signal and F their du/dt.
-
-Norms are those of the flow's measure. Linear systems with the Jacobian are bordered by directions in which an
-equilibrium may be moved and stays one, and spectra are those of the other directions.
-"""
+"""A flow as equations F(x) = 0, x being the free entries of a signal and F their du/dt."""
 
 from __future__ import annotations
 
@@ -100,7 +96,7 @@ class Equations:
         return len(self.start)
 
     def of(self, flow: Flow) -> Self:
-        """Return the equations of another flow of the same signals."""
+        """Return another flow's equations."""
         result = copy.copy(self)
         result.flow, result._sure = check_autonomous(flow), False
         for name in ("invariants", "shifts"):
@@ -122,7 +118,7 @@ class Equations:
         )
 
     def of_time(self, t: float) -> Self:
-        """Return the equations of the flow as it is at a time."""
+        """Return the equations at a time."""
         result = copy.copy(self)
         result.flow = self.flow.when(t)
         return result
@@ -130,7 +126,7 @@ class Equations:
     # ---- vectors and signals
 
     def signal(self, x: Floats) -> Array:
-        """Return the signal of unknowns `x`."""
+        """Return x's signal."""
         full = self._held.copy()
         full[self.free] = x
         return constant_like(full, self.like)
@@ -144,13 +140,13 @@ class Equations:
         return np.asarray(to_numpy(signal), dtype=np.float64)[self.free]
 
     def shaped(self, v: Any) -> Any:
-        """Return a direction, real or complex, in the shape of the signal, 0 at nodes that are held."""
+        """Return a direction in the shape of the signal, 0 at held nodes."""
         full = np.zeros(self.free.shape, dtype=np.asarray(v).dtype)
         full[self.free] = v
         return full
 
     def inner(self, v: Floats, w: Floats) -> float:
-        """Return the inner product in the flow's measure."""
+        """Return the inner product."""
         return float(np.sum(self.weights * v * w))
 
     def norm(self, v: Floats) -> float:
@@ -162,7 +158,7 @@ class Equations:
 
     @property
     def root(self) -> Floats:
-        """Roots of `weights`, floored so that what underflows divides nothing by zero."""
+        """Roots of `weights`, floored."""
         return np.asarray(np.sqrt(np.maximum(self.weights, self.weights.max(initial=0.0) * 1e-280)))
 
     # ---- F and its derivative
@@ -181,7 +177,7 @@ class Equations:
             self.flow.applications = counted
 
     def times(self, x: Floats, v: Floats) -> Floats:
-        """Return the Jacobian at `x` times `v`."""
+        """Return J(x) v."""
         counted = self.flow.applications
         try:
             with np.errstate(over="ignore", invalid="ignore"):
@@ -202,10 +198,9 @@ class Equations:
     # ---- the Jacobian as a matrix
 
     def matrix(self, x: Floats) -> Floats:
-        """Return the Jacobian at `x`, shape (n, n).
+        """Return J(x), shape (n, n).
 
-        Of a frozen linear flow with a term that is local, A is formed once, and what is local by one product a channel.
-        For other flows, n products.
+        Of a frozen linear flow with a local term A is formed once; for other flows n products.
         """
         for quick in (self._from_parts, self._side_by_side):
             if (found := quick(x)) is not None:
@@ -280,7 +275,7 @@ class Equations:
 
     @cached_property
     def invariants(self) -> list[Floats]:
-        """Directions a such that sum_i m_i a_i u_i is conserved: constants of an item in some mix of channels."""
+        """Directions a such that sum_i m_i a_i u_i is conserved."""
         if not self.free.all():
             return []
         domain = self.flow.affinity.domain
@@ -309,7 +304,7 @@ class Equations:
 
     @cached_property
     def shifts(self) -> list[int]:
-        """Axes of a periodic grid along which a shifted signal is moved as the signal is."""
+        """Axes along which the flow commutes with translations."""
         grid = self.flow.affinity.domain
         if not isinstance(grid, Grid) or grid.boundary != "periodic" or not self.free.all():
             return []
@@ -324,7 +319,7 @@ class Equations:
         return found
 
     def translations(self, x: Floats) -> list[Floats]:
-        """Return the derivatives of the signal along the axes of `shifts`."""
+        """Return the derivatives of the signal along `shifts`."""
         if not self.shifts:
             return []
         result = []
@@ -341,7 +336,7 @@ class Equations:
         return result
 
     def neutral(self, x: Floats, within: float = _NEUTRAL) -> Neutral:
-        """Return the neutral directions at `x`: those of `invariants`, and translations that hardly move."""
+        """Return the neutral directions at `x`: `invariants`, and translations that hardly move."""
         found = [a / self.norm(a) for a in self.invariants]
         conserved = len(found)
         translations = self.translations(x)
@@ -369,12 +364,12 @@ class Neutral:
 
     @property
     def count(self) -> int:
-        """How many there are."""
+        """How many."""
         return int(self.columns.shape[1])
 
     @property
     def words(self) -> str:
-        """What they are, for messages."""
+        """What they are."""
         moved = self.count - self.conserved
         parts = [f"{self.conserved} conserved mean{'s' * (self.conserved > 1)}"] * bool(self.conserved)
         parts += [f"{moved} translation{'s' * (moved > 1)}"] * bool(moved)
@@ -396,7 +391,7 @@ class Border:
         return cls(neutral.columns, rows, np.zeros((neutral.count, neutral.count)))
 
     def and_parameter(self, column: Floats, row: Floats, corner: float) -> Border:
-        """Return the border with one more column and row, those of a parameter."""
+        """Return the border with one more column and row."""
         k = len(self.corner)
         wide = np.zeros((k + 1, k + 1))
         wide[:k, :k], wide[k, k] = self.corner, corner
@@ -405,7 +400,7 @@ class Border:
 
 @dataclass(frozen=True)
 class Answer:
-    """Solution of a bordered system: v, c, what is left of it relative to the right-hand side, and its rank."""
+    """Solution v, c of a bordered system, its relative residual, and its rank."""
 
     v: Floats
     c: Floats
@@ -414,7 +409,7 @@ class Answer:
 
 
 class Tangent:
-    """The Jacobian at x, less `shift` times the identity: a matrix up to `DENSE` unknowns, products beyond."""
+    """The Jacobian at x less `shift`: a matrix up to `DENSE` unknowns, products beyond."""
 
     def __init__(self, equations: Equations, x: Floats, shift: float = 0.0) -> None:
         self.equations, self.x, self.shift = equations, x, shift
@@ -422,7 +417,7 @@ class Tangent:
 
     @cached_property
     def matrix(self) -> Floats:
-        """The Jacobian as a matrix."""
+        """The Jacobian's matrix."""
         return self.equations.matrix(self.x)
 
     def times(self, v: Floats) -> Floats:

@@ -1,8 +1,4 @@
-"""The Gaussian field of E: what exp(-beta E) says beside its maximum, the minimizer of E.
-
-As a posterior: J is the prior, and the fidelity says that the observed f is u and noise of variance
-1 / (beta m_i lambda_i), m being the measure of E. (Rue and Held 2005, Gaussian Markov Random Fields.)
-"""
+"""The Gaussian field exp(-beta E)."""
 
 from __future__ import annotations
 
@@ -48,12 +44,12 @@ _LOST = 1e-3  # relative error of a variance from which on there is no number
 
 @dataclass(frozen=True, repr=False)
 class Variances(Brief):
-    """Variances of a field at its nodes, and where they are with a probability of 95 %, each by itself.
+    """Variances of a field at its nodes.
 
     Attributes
     ----------
     value, lower, upper : array of shape ``domain.shape``
-        `lower` and `upper` are the ends of the interval; for exact methods what rounding may have done.
+        `lower` and `upper` are the ends of a pointwise 95 % interval; for exact methods of what rounding may have done.
     method : {'transform', 'dense', 'samples'}
     samples : int
         How many signals were drawn; 0 for exact methods.
@@ -96,10 +92,11 @@ class Band(Brief):
 @checked_call
 @underflowing
 class GaussianField:
-    r"""The law exp(-beta E(u)) of signals: Gaussian, with mean u\* and precision beta A in the measure of E.
+    r"""The law exp(-beta E(u)) of signals: Gaussian, with mean u\* and precision beta A in the measure m of E.
 
     A is L + lambda in the measure w, and I - P + lambda~ in w d, with L and P of the symmetrized K. The covariance of
-    the values at two nodes is (A^-1)_ij / (beta m_j) in the measure m; channels are independent.
+    the values at two nodes is (A^-1)_ij / (beta m_j); channels are independent. As a posterior J is the prior, and f is
+    observed with noise of variance 1 / (beta m_i lambda_i) (Rue and Held 2005, Gaussian Markov Random Fields).
 
     Parameters
     ----------
@@ -119,8 +116,8 @@ class GaussianField:
     Raises
     ------
     InputError
-        For J and a fidelity of 0 everywhere: constants would have an infinite variance. For a fidelity that mixes
-        channels, a batch, and a sigma where noise differs between nodes.
+        For J, a fidelity of 0 everywhere, a fidelity that mixes channels, a batch, and a sigma where noise differs
+        between nodes.
 
     Examples
     --------
@@ -180,15 +177,14 @@ class GaussianField:
     # ---- samples
 
     def sample(self, count: int = 1, *, rng: Any = 0, method: str = "auto") -> Array:
-        """Return signals that are drawn from the field, independent of each other.
+        """Return independent signals of the field.
 
         Parameters
         ----------
         count : int
         rng : seed or numpy.random.Generator
         method : {'auto', 'root', 'perturbed'}
-            - ``root``: u* + A^-1/2 z / sqrt(beta), z of variance 1 / m_i at each node, by `nlflow.flows.function_of`,
-              to 1e-6.
+            - ``root``: u* + A^-1/2 z / sqrt(beta), z of variance 1 / m_i at each node, to 1e-6.
             - ``perturbed``: the minimizer of E with noise put on each edge of J and on each observed value
               (Papandreou and Yuille 2010). For NumPy affinities whose edges are listed (dense, stencil, sparse) and a
               fidelity > 0 at all nodes.
@@ -215,7 +211,7 @@ class GaussianField:
         return xp.concat(parts, axis=0)
 
     def deviations(self, count: int, rng: np.random.Generator, method: str = "auto") -> Array:
-        """Return signals of one channel of the field less its mean, as channels: ``domain.shape + (count,)``."""
+        """Return signals of one channel less its mean, ``domain.shape + (count,)``."""
         shape = (*self.flow.affinity.domain.shape, count)
         if method != "perturbed":
             noise = rng.standard_normal(shape) / np.sqrt(self.beta * self._measure)[..., None]
@@ -275,8 +271,7 @@ class GaussianField:
             - ``transform``: exact on periodic and reflecting grids with a position kernel and one fidelity, O(N log N).
             - ``dense``: exact by Cholesky's method, O(N^3) and O(N^2) memory.
             - ``samples``: the variance given the neighbours, and that of what the neighbours say over drawn signals
-              (Sidén, Lindgren, Bolin and Villani 2018, arXiv 1705.08656). Where fields are smooth a value is off by
-              about sqrt(2 / samples) of it.
+              (Sidén, Lindgren, Bolin and Villani 2018, arXiv 1705.08656), off by up to about sqrt(2 / samples) of it.
             - ``auto``: the transform, the whole matrix up to 2000 nodes, samples.
         samples : int
         rng : seed or numpy.random.Generator
@@ -409,12 +404,8 @@ class GaussianField:
 
         Parameters
         ----------
-        method : {'auto', 'transform', 'dense', 'lanczos'}
-            Exact by a transform or from all eigenvalues (``auto``: up to 2000 nodes), or by stochastic Lanczos
-            quadrature.
-        samples, averages : int
-            Random vectors and steps of the quadrature.
-        rng : seed or numpy.random.Generator
+        method, samples, averages, rng
+            As of `trace_of`.
         """
         sums = spectral_sums(self.flow, method=method, samples=samples, averages=averages, rng=rng, gap=True)
         found = sums.trace(np.log)
@@ -426,8 +417,7 @@ class GaussianField:
         """Return the restricted log marginal likelihood of the observed signal, its mean being left free.
 
         To compare fidelities, widths and graphs for the same f: higher is better (Patterson and Thompson 1971, doi
-        10.1093/biomet/58.3.545). Channels are added up. For values at a few nodes alone see
-        `nlflow.learning.log_evidence`.
+        10.1093/biomet/58.3.545). Channels are added up.
 
         Parameters
         ----------
@@ -437,7 +427,7 @@ class GaussianField:
         Raises
         ------
         InputError
-            For a fidelity of 0 at some nodes, which have no observed value.
+            For a fidelity of 0 at some nodes.
         NumericalError
             For a graph of several components.
         """

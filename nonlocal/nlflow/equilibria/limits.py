@@ -1,4 +1,4 @@
-"""Limits of flows for t to infinity: constants, minimizers of E, resolvents of P, with values held at some nodes."""
+"""Limits of flows for t to infinity."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from nlflow.markov.reduction import reduce_states
 
 @dataclass(frozen=True, repr=False)
 class Equilibrium(Minimizer):
-    """The limit of a flow for t to infinity, or a state of rest, and how well it was reached.
+    """The limit of a flow for t to infinity, or a state of rest.
 
     Attributes
     ----------
@@ -43,7 +43,7 @@ class Equilibrium(Minimizer):
     iterations : int
         0 for direct solutions and closed forms.
     success : bool
-        See `Minimizer` and `find_equilibrium`.
+        See `find_equilibrium`; of a linear system whether it was solved to its `rtol`.
     message : str
     method : {'mean', 'direct', 'conjugate gradients', 'gmres', 'newton', 'transient'}
     """
@@ -52,10 +52,9 @@ class Equilibrium(Minimizer):
 
 
 class System:
-    """r (I - P) u + phi u = phi f at free nodes, u having the values of a constraint at others; centred and scaled.
+    """r (I - P) u + phi u = phi f at free nodes, centred and scaled.
 
-    phi (N, 1) is 0 without a fidelity and at nodes that are not free; f (N, D) is the observed signal, or the values
-    that are held.
+    phi (N, 1) is 0 at nodes that are not free; f (N, D) is the observed signal, or the values that are held.
     """
 
     def __init__(self, flow: LinearFlow, like: Array) -> None:
@@ -85,7 +84,7 @@ class System:
     def solution(
         self, x: Floats, residual: float, iterations: int, method: str, rtol: float, error: float = 0.0
     ) -> Equilibrium:
-        """Return the limit from the free nodes of a solution (N, D), and how well it was reached."""
+        """Return the limit from the free nodes of a solution (N, D)."""
         x = np.where(self.free[:, None], x, self.f)
         u = constant_like(((x + self._shift) * self._size).reshape(tuple(self._like.shape)), self._like)
         success, advice = verdict(residual, rtol, error)
@@ -104,7 +103,7 @@ def _measure(flow: LinearFlow) -> Floats:
 
 
 def direct(system: System, rtol: float, memory_limit: float | None) -> Equilibrium:
-    """Solve by state reduction, in which u* is a mean of f over where walkers are stopped."""
+    """Solve by state reduction."""
     from scipy.linalg import solve_triangular
 
     flow, free, n = system.flow, system.free, len(system.free)
@@ -142,7 +141,7 @@ def direct(system: System, rtol: float, memory_limit: float | None) -> Equilibri
 
 
 def by_gmres(system: System, rtol: float, maxiter: int) -> Equilibrium:
-    """Solve by GMRES, each row over its diagonal; for flows in the degree metric."""
+    """Solve by GMRES."""
     flow, phi, free = system.flow, system.phi, system.free[:, None]
     held = flow.terms.constraint
     seen = 0.0 if held is None else np.asarray(to_numpy(held.seen(flow.affinity)), np.float64).reshape(-1, 1)
@@ -182,8 +181,7 @@ def equilibrium(
 
     Without fidelity it is a constant: the w-mean of u(0) in the L2 and conserved metrics, pi^T u(0) in the degree
     metric and for attention. With fidelity it solves (L + lambda) u = lambda f in the L2 metric and
-    ((1 + lambda~) I - P) u = lambda~ f in the degree metric and for attention; for a symmetric P that is the minimizer
-    of E. With a constraint it solves the same system between the free nodes.
+    ((1 + lambda~) I - P) u = lambda~ f in the degree metric and for attention, with a constraint between free nodes.
 
     Parameters
     ----------
@@ -193,10 +191,10 @@ def equilibrium(
         u(0); needed without fidelity, no part of the answer with one, unless the metric conserves the mean, that of f
         by default.
     method : {'auto', 'direct', 'iterative'}
-        Direct: the whole matrix, O(N^2) memory and O(N^3) time, exact to rounding however weakly nodes see each other.
-        Iterative: conjugate gradients where P is symmetric, GMRES otherwise. ``auto`` takes the direct one up to 1000
-        nodes for a P that is not symmetric, where the fidelity vanishes at some nodes and where iteration does not
-        succeed. A fidelity with matrices needs a symmetric P and iteration.
+        Direct: the whole matrix, O(N^2) memory and O(N^3) time. Iterative: conjugate gradients where P is symmetric,
+        GMRES otherwise. ``auto`` takes the direct one up to 1000 nodes for a P that is not symmetric, where the
+        fidelity vanishes at some nodes and where iteration does not succeed. A fidelity with matrices needs a symmetric
+        P and iteration.
     rtol : float, optional
         Relative residual, rows over their diagonal; 1e-10 in float64 and 1e-5 in float32 by default.
     maxiter : int
@@ -210,9 +208,9 @@ def equilibrium(
     Raises
     ------
     InputError
-        For an evolving flow, whose limit only `solve` finds; for a constraint whose values depend on time, or that a
-        part of the domain does not see; without fidelity for several classes of nodes that no walk leaves; for a
-        fidelity of 0 everywhere; for a fidelity with matrices where P is not symmetric, or with the direct method.
+        For an evolving flow; for a constraint whose values depend on time, or that a part of the domain does not see;
+        without fidelity for several classes of nodes that no walk leaves; for a fidelity of 0 everywhere; for a
+        fidelity with matrices where P is not symmetric, or with the direct method.
     NumericalError
         When the fidelity does not determine the limit: some part of the domain sees no node where it is > 0.
 
@@ -293,10 +291,7 @@ def _iterate(flow: LinearFlow, observed: Array, rtol: float, maxiter: int) -> Eq
 
 
 def conserved(flow: LinearFlow, start: Any, rtol: float | None, maxiter: int) -> Equilibrium:
-    """Return the limit of an E-flow that conserves the mean: where dE/du is one constant, the one of the mean of u(0).
-
-    u* + c w with (L + phi) w = 1 beside the minimizer u* of E.
-    """
+    """Return the limit of an E-flow that conserves the mean: u* + c w with (L + phi) w = 1."""
     functional, u, fidelity = flow.functional, flow.check_signal("start", start), flow.fidelity
     assert isinstance(functional, E) and fidelity is not None  # noqa: PT018  # a GradientFlow with a fidelity
     if fidelity.width > 1 or not fidelity.bounds()[0] > 0:
@@ -314,7 +309,7 @@ def conserved(flow: LinearFlow, start: Any, rtol: float | None, maxiter: int) ->
 
 
 def check_frozen(flow: Any, *, constraint: bool = False) -> None:
-    """Raise `InputError` unless `flow` is linear with a frozen kernel; with a constraint only where that is allowed."""
+    """Raise `InputError` unless `flow` is linear with a frozen kernel."""
     if not isinstance(flow, LinearFlow):
         raise InputError(f"flow: got {type(flow).__name__}, expected a GradientFlow or an AttentionFlow")
     if flow.evolving:
@@ -366,7 +361,7 @@ def constrained(
     flow: LinearFlow, held: Held, start: Any, method: str, rtol: float | None, maxiter: int,
     memory_limit: float | None, *, at_hand: bool,
 ) -> Equilibrium:  # fmt: skip
-    """Return the limit of a flow with a constraint; see `nlflow.equilibrium`."""
+    """Return the limit of a flow with a constraint."""
     if held.timed:
         raise InputError(
             "constraint: got values that depend on time, so that there is no limit; follow it with solve()"

@@ -1,4 +1,4 @@
-"""Equilibria of any flow: Newton's method, pseudo-transient continuation, and deflation for several of them."""
+"""Equilibria of any flow: Newton's method, pseudo-transient continuation, and deflation."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _POWER, _SHIFT = 2, 1.0  # of the deflation, as Farrell, Birkisson and Funke tak
 
 @dataclass(repr=False)
 class Search(Brief):
-    """A search for F(x) = 0: where it stands, and what happened."""
+    """A search for F(x) = 0."""
 
     equations: Equations
     rtol: float
@@ -53,7 +53,7 @@ class Search(Brief):
     def newton(
         self, maxiter: int, deflated: Deflation | None = None, *, bordered: bool = True, damped: bool = True
     ) -> bool:
-        """Iterate from where it stands; return whether F(x) = 0 was reached. Damped: each step lowers |F|."""
+        """Return whether Newton's method reached F(x) = 0; damped each step lowers |F|."""
         equations, x = self.equations, self.x
         value = equations(x)
         for _ in range(maxiter):
@@ -91,10 +91,7 @@ class Search(Brief):
         return answer
 
     def transient(self, maxiter: int) -> bool:
-        """Follow the flow by implicit Euler steps that grow as |F| falls; return whether F(x) = 0 was reached.
-
-        (Kelley and Keyes 1998, doi 10.1137/S0036142996304796.)
-        """
+        """Return whether implicit Euler steps that grow as |F| falls reached F(x) = 0."""
         equations, x = self.equations, self.x
         value = equations(x)
         probe = np.random.default_rng(0).standard_normal(len(x))
@@ -120,7 +117,7 @@ class Search(Brief):
         return self.residual(x, value) <= self.rtol
 
     def result(self, method: str) -> Equilibrium:
-        """Return where the search ended, its residual computed anew from the signal itself."""
+        """Return where the search ended."""
         equations = self.equations
         u = equations.signal(self.x)
         residual = self.residual(equations._vector(u))
@@ -167,15 +164,14 @@ def find_equilibrium(
     """Return a signal at which a flow is at rest, du/dt = 0, near a start; stable or not.
 
     Newton's method with steps that are shortened until |du/dt| falls; where that comes to no end, pseudo-transient
-    continuation, implicit Euler steps that grow (Kelley and Keyes 1998, doi 10.1137/S0036142996304796). The Jacobian,
-    `Flow.jacobian`, is a matrix up to 600 unknowns; beyond, GMRES solves with it. What the flow conserves keeps the
-    value that it has at the start, and a signal on a periodic grid is not moved along it.
+    continuation, implicit Euler steps that grow (Kelley and Keyes 1998, doi 10.1137/S0036142996304796). The Jacobian is
+    a matrix up to 600 unknowns; beyond, GMRES solves with it. What the flow conserves keeps the value that it
+    has at the start.
 
     Parameters
     ----------
     flow : Flow
-        Any whose velocity depends on the signal alone; a kernel may be evolving, with ``every`` = 1. Terms may be
-        functions of time that do not change with it.
+        Any whose velocity depends on the signal alone; a kernel may be evolving, with ``every`` = 1.
     start : array
         Where the search begins; at nodes with a constraint its values count.
     method : {'auto', 'newton', 'transient'}
@@ -188,9 +184,8 @@ def find_equilibrium(
     Returns
     -------
     Equilibrium
-        ``success`` says that the residual of ``u`` itself is within `rtol`, and that one more Newton step would move
-        it by less than 10^4 times that, relative to its size: a front that hardly moves has a small residual too.
-        Whether it is stable says `stability`.
+        ``success`` says that the residual of ``u`` is within `rtol`, and that one more Newton step would move it by
+        less than 10^4 times that, relative to its size: a front that hardly moves has a small residual too.
 
     Raises
     ------
@@ -234,10 +229,7 @@ def _searched(equations: Equations, method: str, rtol: float | None, maxiter: in
 
 
 class Deflation:
-    """What makes known equilibria and their translations repel a search, F times prod_k (|x - x_k|^-2 + 1).
-
-    Distances are relative to `size`.
-    """
+    """What makes known equilibria and their translations repel a search, F times prod_k (|x - x_k|^-2 + 1)."""
 
     def __init__(self, equations: Equations, known: Sequence[Floats], size: float) -> None:
         self.equations, self.known, self.size = equations, known, size
@@ -259,7 +251,7 @@ class Deflation:
         return [(max(self.equations.norm(gap), 1e-150), gap) for gap in gaps]
 
     def value(self, x: Floats) -> float:
-        """Return the factor at `x`."""
+        """Return the factor."""
         return math.prod(far**-_POWER + _SHIFT for far, _ in self._distances(x))
 
     def factor(self, x: Floats, step: Floats) -> float:
@@ -271,7 +263,7 @@ class Deflation:
         return 1 / (1 - slope) if slope != 1 else 1.0
 
     def is_new(self, x: Floats) -> bool:
-        """Whether `x` is none of the known ones."""
+        """Whether `x` is new."""
         return all(far > _SAME for far, _ in self._distances(x))
 
 
@@ -280,11 +272,10 @@ class Deflation:
 def find_equilibria(
     flow: Flow, starts: Any, *, most: int = 20, rtol: float | None = None, maxiter: int = 100
 ) -> list[Equilibrium]:
-    """Return several equilibria of a flow, by deflation of those that are known.
+    """Return several equilibria of a flow, by deflation of those that are known; there may be others.
 
-    From each start Newton's method is run again and again: each equilibrium that it finds is divided out, du/dt times
-    prod_k (|u - u_k|^-2 + 1), so that the next run ends at another one (Farrell, Birkisson and Funke 2015, doi
-    10.1137/140984798). There may be others.
+    From each start Newton's method is run again and again on du/dt times prod_k (|u - u_k|^-2 + 1), so that it ends at
+    another one (Farrell, Birkisson and Funke 2015, doi 10.1137/140984798).
 
     Parameters
     ----------
@@ -298,8 +289,7 @@ def find_equilibria(
     Returns
     -------
     list of Equilibrium
-        Those that were reached, in the order in which they were found; on a periodic grid one of each family of
-        translations.
+        In the order in which they were found; on a periodic grid one of each family of translations.
 
     Raises
     ------

@@ -1,8 +1,4 @@
-"""Sums over the spectrum of a flow's operator A: traces tr g(A) and forms <f, g(A) f>, exact or with an error.
-
-By a transform or from all eigenvalues they are exact; for many nodes by stochastic Lanczos quadrature (Ubaru, Chen and
-Saad 2017, doi 10.1137/16M1104974).
-"""
+"""Sums over the spectrum of a flow's operator A: traces tr g(A) and forms <f, g(A) f>."""
 
 from __future__ import annotations
 
@@ -40,8 +36,7 @@ class Estimate:
     ----------
     value : float
     error : float
-        Half the width of its 95 % interval: the spread over random vectors (Student's t), and what the quadrature
-        leaves open; 0 for exact methods.
+        Half the width of its 95 % interval; 0 for exact methods.
     method : {'transform', 'dense', 'lanczos'}
     averages : int
         Averages that it took, those of a whole matrix apart.
@@ -99,16 +94,13 @@ class ExactSums:
         return Estimate(float(self.counts @ g(self.values)), 0.0, self.method, self.averages)
 
     def form(self, g: Function) -> tuple[float, float]:
-        """Return <f, g(A) f> in the measure and what the quadrature leaves open; channels are added up.
-
-        Without the mean of f where constants are an eigenvector.
-        """
+        """Return <f, g(A) f> and what the quadrature leaves open, channels added up; without the mean as in `trace`."""
         return float(self.power @ g(self.values)), 0.0
 
 
 @dataclass(frozen=True)
 class QuadratureSums:
-    """Sums over a spectrum by Lanczos quadrature; see `ExactSums`."""
+    """`ExactSums` by Lanczos quadrature."""
 
     forms: Sequence[_Measure]
     probes: Sequence[_Measure]
@@ -116,14 +108,14 @@ class QuadratureSums:
     method: str = "lanczos"
 
     def trace(self, g: Function) -> Estimate:
-        """Return an estimate of `ExactSums.trace`, from the forms of random vectors."""
+        """See `ExactSums.trace`."""
         both = np.array([measure.integrals(g) for measure in self.probes])
         values = both.mean(axis=1)
         gap = float(abs(both[:, 0].mean() - both[:, 1].mean()) / 2)
         return Estimate(float(values.mean()), float(half_width(values)) + gap, self.method, self.averages)
 
     def form(self, g: Function) -> tuple[float, float]:
-        """Return `ExactSums.form`, and half of what is between two rules."""
+        """See `ExactSums.form`."""
         both = np.array([measure.integrals(g) for measure in self.forms])
         return float(both.mean(axis=1).sum()), float(np.abs(np.diff(both, axis=1)).sum() / 2)
 
@@ -145,15 +137,13 @@ def trace_of(
 ) -> Estimate:
     """Return the trace of g(A), the sum of g over all eigenvalues of A, exact or with an error.
 
-    The determinant for log, degrees of freedom for lambda / (a + lambda), the trace of the heat kernel for exp(-t a).
-
     Parameters
     ----------
     L, function, metric
         As of `nlflow.flows.function_of`.
     method : {'auto', 'transform', 'dense', 'lanczos'}
         Exact by a transform or from all eigenvalues (``auto``: up to 2000 unknowns); else stochastic Lanczos
-        quadrature.
+        quadrature (Ubaru, Chen and Saad 2017, doi 10.1137/16M1104974).
     samples : int
         Random vectors of signs. The error falls like one over the root of their number.
     averages : int
@@ -196,20 +186,7 @@ def spectral_sums(
 ) -> Sums:
     """Return sums over the spectrum of A of a symmetric flow.
 
-    Parameters
-    ----------
-    flow : LinearFlow
-        Checked by `symmetric_flow`, not of a batch.
-    f : array, optional
-        The signal of `form`.
-    method : {'auto', 'transform', 'dense', 'lanczos'}
-    samples : int
-        Random vectors of signs.
-    averages : int
-        Steps of Lanczos iteration.
-    rng : seed or numpy.random.Generator
-    gap : bool
-        Whether g has no value at 0.
+    `f` is the signal of `form`, `gap` whether g has no value at 0.
     """
     if flow.affinity.domain.leading:
         raise InputError("affinity: got that of a batch, expected one item; take affinity.item(...)")
@@ -226,16 +203,15 @@ def spectral_sums(
 
 
 def check_estimates(samples: Any, averages: Any, rng: Any) -> tuple[int, int, np.random.Generator]:
-    """Return the checked options of estimates, or raise `InputError`."""
+    """Return checked options."""
     samples = check_integer("samples", samples, minimum=2)
     return samples, check_integer("averages", averages, minimum=1), check_generator(rng)
 
 
 def observed_sums(energy: E, strength: Floats) -> tuple[ExactSums, Floats]:
-    """Return sums over the spectrum of J between the nodes with a fidelity, in the measure of the fidelity, and it.
+    """Return sums over the spectrum of J between nodes with a fidelity, in the fidelity's measure, and it; O(N^3).
 
-    The other nodes are where they make J least: the spectrum is that of the Schur complement, in the measure m
-    strength. O(N^3).
+    The other nodes are where they make J least: the spectrum is that of the Schur complement.
     """
     flow = symmetric_flow(J(energy.given), energy.measure)
     seen = strength.ravel() > 0
@@ -367,7 +343,7 @@ def positive(a: Floats) -> Floats:
 
 
 def measure_of(energy: E) -> Floats:
-    """Return the measure of E, w or w d, shape ``domain.shape``; `NumericalError` where d is out of range."""
+    """Return the measure of E, ``domain.shape``; `NumericalError` where d is out of range."""
     weights = np.asarray(energy.affinity.domain.weights, np.float64)
     if energy.measure == "l2":
         return weights
