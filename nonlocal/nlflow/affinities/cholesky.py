@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
@@ -16,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nlflow._array import Floats
-from nlflow.backends.threads import one_blas_thread
+from nlflow.backends.threads import in_order, one_blas_thread
 from nlflow.errors import NumericalError
 
 T = TypeVar("T")
@@ -30,10 +29,7 @@ def over_tiles(function: Callable[[slice], T], size: int, tile: int = TILE) -> l
     tiles = [slice(start, min(start + tile, size)) for start in range(0, size, tile)]
     with one_blas_thread() as threads:
         workers = min(threads, len(tiles) // 4)  # to start a thread costs more than a few tiles
-        if workers < 2:
-            return [function(tile) for tile in tiles]
-        with ThreadPoolExecutor(workers) as pool:
-            return list(pool.map(function, tiles))
+        return list(in_order(function, tiles, workers))
 
 
 LogMatrix = Callable[[Floats, Floats], Floats]
