@@ -16,6 +16,7 @@ import array_api_compat.numpy
 import numpy as np
 from numpy.typing import NDArray
 
+from nlflow._looks import is_tensor as is_tensor
 from nlflow._looks import take_answers, waiting_looks
 from nlflow.errors import InputError, NumericalError, check_dense
 
@@ -130,11 +131,6 @@ def root(squared: Array, power: float = 0.5) -> Array:
 def is_numpy(array: Array) -> bool:
     """Tell whether `array` is a NumPy array."""
     return isinstance(array, np.ndarray)
-
-
-def is_tensor(value: Any) -> bool:
-    """Tell whether a value is a torch tensor, without loading torch."""
-    return any(kind.__module__.split(".")[0] == "torch" for kind in type(value).__mro__)
 
 
 def plus(u: Array, factor: float, v: Array) -> Array:

@@ -9,6 +9,11 @@ from contextvars import ContextVar
 from typing import Any
 
 
+def is_tensor(value: Any) -> bool:
+    """Tell whether a value is a torch tensor, without loading torch."""
+    return any(kind.__module__.split(".")[0] == "torch" for kind in type(value).__mro__)
+
+
 class _Looks:
     def __init__(self) -> None:
         self.waiting: list[tuple[Any, Callable[[], object]]] = []

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from nlflow._looks import assure
+from nlflow._looks import assure, is_tensor
 
 __all__ = [
     "FileFormatError",
@@ -370,7 +370,7 @@ def check_array(
         )
     if value is None:
         raise InputError(f"{name}: got None, expected a real numeric array{tail}")
-    foreign = any(kind.__module__.split(".")[0] == "torch" for kind in type(value).__mro__)  # tensors, and their kinds
+    foreign = is_tensor(value)
     if foreign:
         check_tensor(name, value)
     try:
