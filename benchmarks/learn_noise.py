@@ -24,7 +24,8 @@ from typing import Any, Final
 import numpy as np
 from PIL import Image
 
-from benchmarks.blind.drawn import Drawing, Photographs, draw
+from benchmarks.blind.drawn import Drawing, draw
+from benchmarks.blind.drawn_scenes import Photographs
 from nlflow.denoising.noise.finding import evidence, learned, pictures
 from nlflow.denoising.noise.finding.sigma import estimate_sigmas
 

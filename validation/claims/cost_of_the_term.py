@@ -232,7 +232,7 @@ CAPTION = (
 
 CLAIM = Claim(
     name="cost-of-the-term",
-    title="What the term costs: no parameters, a thousandth of the operations",
+    title="What the term costs: a parameter a layer at most, a thousandth of the operations",
     statement=(
         f"DeiT-tiny with {BATCH} pictures, with the term λ̃ (v⁰ − v) and without (Appendix G.4 compares the same): "
         "equal parameters, or one more a layer where λ̃ is learned; the same matrix products, and 4 operations more "
