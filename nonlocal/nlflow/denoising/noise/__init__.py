@@ -1,4 +1,4 @@
-"""Noise: models of it, which one a picture has, how strong it is, and how much of it an estimate has left."""
+"""Noise: models of it, and how it is found."""
 
 import lazy_loader
 

@@ -1,4 +1,4 @@
-"""The figures of this room, each with what it means and where it came from."""
+"""Figures and their sources."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ MEDIAN_SQUARE = 0.4549364231195724  # of one: TO_SIGMA**-2
 
 @dataclass(frozen=True)
 class Figure:
-    """A number, or several that belong together.
+    """A number, or several.
 
     Attributes
     ----------
     value : Any
-        Where it depends on the number of axes, or on a case, by that.
+        By the number of axes, or by case, where it depends on that.
     meaning : str
     source : str
         How it was chosen, measured or derived.
@@ -44,7 +44,7 @@ class Figure:
 
 
 def figure(value: T, meaning: str, source: str = "") -> T:
-    """Return an entry of a table, of the source of its subject where none is given; its subject shows the value."""
+    """Return an entry of a table; the class that holds it shows the value alone."""
     return cast(T, Figure(value, meaning, source))
 
 

@@ -1,4 +1,4 @@
-"""The names by which people and files ask for noise: words of ``noise=``, and kinds of models."""
+"""Names of noise."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ NO_NOISE: Final = "no noise"
 
 
 class Word(NamedTuple):
-    """What people read beside a word."""
+    """A word's texts."""
 
     label: str
     help: str
@@ -77,7 +77,7 @@ def model_class(kind: str) -> type[Noise]:
 
 
 def kinds() -> list[str]:
-    """Return all kinds that can be read, those of programs too."""
+    """Return all kinds, those of programs too."""
     return sorted({*KINDS, *_defined()})
 
 

@@ -1,4 +1,4 @@
-"""How far an estimate is from the clean signal, judged without the clean signal."""
+"""Errors of estimates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Spectra of noise on a fixed grid of frequencies, and noise of low frequencies met on coarser images first."""
+"""Spectra of noise, and noise of low frequencies met on coarser images."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def taken_over(size: int) -> NDArray[np.float64]:
 
 
 def fade(share: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return a weight that falls from 1 to 0 between `OfSpectra.taken` and 1."""
+    """Fall from 1 to 0 between `OfSpectra.taken` and 1."""
     return np.asarray(0.5 - 0.5 * np.cos(np.pi * np.clip((1 - share) / (1 - OfSpectra.taken), 0, 1)))
 
 
@@ -147,7 +147,7 @@ def up(image: Array, shape: tuple[int, ...]) -> Array:
 
 
 def halved(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the axes of an image (..., C) that are halved: all but the channels and those of one sample."""
+    """Return the axes that are halved: all but the channels and those of one sample."""
     return tuple(axis for axis, n in enumerate(shape[:-1]) if n > 1)
 
 
@@ -193,6 +193,6 @@ def coarse_to_fine(
 
 
 def levels_within(shape: tuple[int, ...], levels: int) -> int:
-    """Return how many times an image (..., C) can be halved, at most `levels`."""
+    """Return how often an image (..., C) can be halved, at most `levels`."""
     least = min((shape[axis] for axis in halved(shape)), default=0)
     return max(k for k in range(levels + 1) if k == 0 or least >= OfSpectra.least << k)

@@ -1,1 +1,1 @@
-"""How noise is found: its strength, finders of single kinds, rules, and the verdict."""
+"""How noise is found."""

@@ -1,4 +1,4 @@
-"""Counts in an image: their gain, offset and read noise, from moments of blocks that their neighbours chose."""
+"""Counts in an image."""
 
 from __future__ import annotations
 

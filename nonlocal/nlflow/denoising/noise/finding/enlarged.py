@@ -1,4 +1,4 @@
-"""Pictures enlarged by repeating their samples, as pixel art and maps of a matrix are."""
+"""Pictures enlarged by repeating their samples."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ class Enlarged:
     noise: GaussianNoise | None
 
     def small(self, samples: Array) -> Array:
-        """Return a sample of each cell."""
+        """One sample a cell."""
         return samples[self.corner[0] :: self.side, self.corner[1] :: self.side]
 
 
 def find_enlarged(samples: Array, missing: NDArray[np.bool_] | None = None) -> Enlarged | None:
-    """Return of which cells an image (H, W, C) is, whose samples differ by white noise or not at all."""
+    """Return the cells of an image (H, W, C), whose samples differ by white noise or not at all."""
     if samples.ndim != 3 or missing is not None:
         return None
     starts = [max(n - OfEnlarged.most, 0) // 2 for n in samples.shape[:2]]

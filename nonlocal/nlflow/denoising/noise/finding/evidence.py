@@ -81,7 +81,7 @@ class Evidence:
 
 
 def planes_of(channels: int) -> Array:
-    """Return the rows along which planes are looked at: opponent colours, or the mean of other channels alone."""
+    """Return the rows along which planes are looked at: opponent colours, or the mean of channels."""
     return OPPONENT if channels == 3 else np.full((1, channels), 1 / math.sqrt(channels))
 
 
@@ -99,12 +99,12 @@ def places(shape: tuple[int, int]) -> list[tuple[int, int]]:
 
 
 def windows(samples: Array, corners: list[tuple[int, int]]) -> Array:
-    """Return windows (N, 32, 32, C) of samples (H, W, C)."""
+    """Cut windows out."""
     return np.stack([samples[top : top + SIDE, left : left + SIDE] for top, left in corners])
 
 
 def blocks_of(planes: Array, size: int) -> Array:
-    """Return the blocks (M, n, n) of windows (N, 32, 32)."""
+    """Cut windows into blocks."""
     count = SIDE // size
     cut = planes.reshape(-1, count, size, count, size).swapaxes(2, 3)
     return cut.reshape(-1, size, size)
@@ -112,14 +112,14 @@ def blocks_of(planes: Array, size: int) -> Array:
 
 @lru_cache(maxsize=3)
 def basis(size: int) -> Array:
-    """Return the rows of the orthonormal cosine transform."""
+    """Orthonormal cosine transform."""
     from scipy.fft import dct
 
     return np.asarray(dct(np.eye(size), norm="ortho", axis=0), np.float32)
 
 
 def squares_of(blocks: Array) -> Array:
-    """Return the squared cosine coefficients (M, n * n) of blocks."""
+    """Squared cosine coefficients."""
     size = blocks.shape[-1]
     return np.asarray(np.square(basis(size) @ blocks @ basis(size).T).reshape(len(blocks), size * size))
 
@@ -133,7 +133,7 @@ def radius(size: int) -> Array:
 
 @lru_cache(maxsize=16)
 def in_band(band: int) -> NDArray[np.bool_]:
-    """Return which coefficients of the blocks of a band lie in it."""
+    """Coefficients of a band."""
     size, low, high = BANDS[band]
     return np.asarray((radius(size) >= low) & (radius(size) < high))
 
@@ -159,13 +159,13 @@ def look_at_all(rest: Array) -> Evidence:
 
 
 def mean_table(planes: Array, size: int) -> Array:
-    """Return the mean squared coefficients (P, n, n) of all blocks of a size in windows (N, 32, 32, P)."""
+    """Mean squared coefficients (P, n, n) of all blocks of a size."""
     each = [squares_of(blocks_of(plane, size)).mean(axis=0, dtype=np.float64) for plane in np.moveaxis(planes, -1, 0)]
     return np.stack(each).reshape(-1, size, size)
 
 
 def in_bands(tables: list[Array]) -> Array:
-    """Return the mean powers (P, B) of tables (P, n, n) of each size."""
+    """Mean powers (P, B)."""
     by_size = dict(zip(SIZES, (table.reshape(len(table), -1) for table in tables), strict=True))
     return np.stack([by_size[size][:, in_band(b)].mean(axis=1) for b, (size, _, _) in enumerate(BANDS)], axis=1)
 

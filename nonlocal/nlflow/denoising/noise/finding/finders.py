@@ -1,4 +1,4 @@
-"""Finders of noise that can be undone without a flow, or made even."""
+"""Finders of noise."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hum of mains in recordings, and what tells it from steady parts of the signal."""
+"""Hum of recordings."""
 
 from __future__ import annotations
 
@@ -69,12 +69,9 @@ def find_hum(samples: Any, missing: NDArray[np.bool_] | None = None, *, rate: fl
 
     Notes
     -----
-    A line counts as hum where it is narrow, has one amplitude and phase in all parts of the recording by an F test, and
-    lies on a signal that has other lines at most where the hum is mains. O(N log N).
-
-    References
-    ----------
-    Thomson 1982 (doi 10.1109/PROC.1982.12433), there with tapers, here with parts of the recording.
+    A line counts as hum where it is narrow, has one amplitude and phase in all parts of the recording by an F test
+    (Thomson 1982, doi 10.1109/PROC.1982.12433, with parts in place of tapers), and lies on a signal that has other
+    lines at most where the hum is mains. O(N log N).
     """
     values, present = channel_of(samples, missing)
     if rate is not None:

@@ -1,4 +1,4 @@
-"""How much of what quiet blocks show is noise, as a small network learned it from pictures with known noise."""
+"""What a network learned of noise in quiet blocks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _FARTHEST: Final = 5.0  # standard deviations of a figure: one that is farther w
 
 @dataclass(frozen=True)
 class Belief:
-    """What the network says.
+    """What it says.
 
     Attributes
     ----------
@@ -55,7 +55,7 @@ def weights(planes: int) -> dict[str, Array]:
 
 
 def believe(features: Array, planes: int, held: dict[str, Array] | None = None) -> Belief:
-    """Return what the network says of figures."""
+    """Run the network."""
     held = weights(planes) if held is None else held
     values = np.clip((features - held["mean"]) / held["spread"], -_FARTHEST, _FARTHEST)
     members = np.stack([_run(values, held, k) for k in range(int(held["members"]))])

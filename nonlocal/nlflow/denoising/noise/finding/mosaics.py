@@ -1,4 +1,4 @@
-"""Mosaics of colours, as a sensor under a filter of colours records them."""
+"""Mosaics of colours."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The spectrum of stationary noise in a recording, from tapered windows with little structure."""
+"""Spectra of recordings."""
 
 from __future__ import annotations
 
@@ -20,8 +20,7 @@ from nlflow.denoising.noise.models.recordings import channel_of
 def spectrum_of_signal(samples: Any, missing: NDArray[np.bool_] | None = None) -> tuple[Floats, float] | None:
     """Estimate the power spectrum of stationary Gaussian noise in a recording; None where white noise fits.
 
-    A steady part of the signal with a broad spectrum counts as noise. Noise as steep as 1 / f and steeper is often
-    taken for structure.
+    A steady part of the signal with a broad spectrum counts as noise, and noise as steep as 1 / f often as structure.
 
     Parameters
     ----------
@@ -48,14 +47,13 @@ def spectrum_of_signal(samples: Any, missing: NDArray[np.bool_] | None = None) -
 
     Notes
     -----
-    For each frequency tapered windows are sorted by their energy at the others. The median of its square over the first
-    of them gives the noise, and over ever more while that does not raise it beyond its own error (the rule of Lepski
-    1991, doi 10.1137/1135065). Below 1/16 of a cycle a sample, 1/32 in long recordings, the spectrum is continued as a
-    power of the frequency. O(N).
+    The medians of squared coefficients of tapered windows give the noise at each frequency, from the windows with the
+    least energy at the others (the rule of Lepski 1991, doi 10.1137/1135065). Below 1/16 of a cycle a sample, 1/32 in
+    long recordings, the spectrum is continued as a power of the frequency. O(N).
 
     References
     ----------
-    Medians of periodograms: Welch 1967 (doi 10.1109/TAU.1967.1161901) with medians in place of means.
+    Welch 1967 (doi 10.1109/TAU.1967.1161901), with medians in place of means.
     """
     found = look_at_spectrum(samples, missing)
     return None if found is None or not found.is_told else (found.power, found.sure)
@@ -63,7 +61,7 @@ def spectrum_of_signal(samples: Any, missing: NDArray[np.bool_] | None = None) -
 
 @dataclass(frozen=True)
 class Spectrum:
-    """What windows with least structure show of the noise of one recording.
+    """Noise of a recording.
 
     Attributes
     ----------
@@ -92,12 +90,12 @@ class Spectrum:
 
     @property
     def is_told(self) -> bool:
-        """Whether it is that of noise which is not white."""
+        """Whether it is told."""
         return not self.is_white and self.sure >= OfRecordings.sure
 
 
 def look_at_spectrum(samples: Any, missing: NDArray[np.bool_] | None = None) -> Spectrum | None:
-    """Return what a recording (N,) shows of the spectrum of its noise; None where nothing can be measured."""
+    """Look at a recording (N,); None where nothing can be measured."""
     values, present = channel_of(samples, missing)
     size = float(np.abs(values[present]).max(initial=0.0))
     if len(values) < OfRecordings.least or size == 0:

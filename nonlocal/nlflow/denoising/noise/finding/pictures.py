@@ -96,7 +96,7 @@ class Continued:
 
     @classmethod
     def of(cls, found: Evidence, belief: Belief) -> Continued:
-        """Return the spectrum of one plane as it goes on."""
+        """Continue one plane."""
         measured = 0.5 * np.log(found.powers[0])
         noise = measured + np.log(belief.shares[0])
         apart = -np.diff(np.log(_middles()))
@@ -129,10 +129,7 @@ def acts(clean: float) -> bool:
 
 
 def revised(odds: dict[str, float], tails: float) -> dict[str, float]:
-    """Return the probabilities of kinds, given how many standard errors the quietest blocks are off the law of noise.
-
-    A clean picture is more likely then, but at most a hundred times, as JPEG changes that law too.
-    """
+    """Return the probabilities of kinds, given how many standard errors quiet blocks are off the law of noise."""
     factor = float(np.clip((tails / _ERRORS) ** 2, *_UNLIKE)) if abs(tails) > _ERRORS else 1.0
     weighed = odds | {"clean": factor * odds["clean"]}
     return {kind: one / sum(weighed.values()) for kind, one in weighed.items()}
@@ -156,7 +153,7 @@ def _variances(found: Evidence, shares: Array) -> Array:
 
 @lru_cache(maxsize=1)
 def areas() -> Array:
-    """Return the share of all frequencies that each band stands for; the lowest stands for those below it too."""
+    """Return the share of all frequencies that each band stands for."""
     place = (np.arange(256) + 0.5) / 256
     far = np.hypot(place[:, None], place)
     lows = [low for _, low, _ in BANDS[:-1]] + [0.0]
@@ -173,7 +170,7 @@ def _light(found: Evidence, belief: Belief) -> tuple[Array, Array] | tuple[None,
 
 
 def composed(found: Evidence, shares: Array, plane: int, slope: float = 0.0) -> Array:
-    """Return the spectrum of the noise of a plane on the grid of frequencies."""
+    """Return one plane's spectrum on the grid of frequencies."""
     from scipy.ndimage import gaussian_filter, map_coordinates
 
     share = 2 * np.abs(np.fft.fftfreq(OfSpectra.frequencies))

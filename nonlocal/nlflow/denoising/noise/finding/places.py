@@ -1,4 +1,4 @@
-"""White noise that differs from place to place in a picture, or from slice to slice of a volume or clip."""
+"""Maps of white noise."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How strong white noise is, from the windows of a signal, image or volume that have the least structure."""
+"""Strength of white noise."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def at_ends(present: NDArray[np.float64]) -> tuple[int, int, int]:
 
 @dataclass(frozen=True)
 class Windows:
-    """Windows that touch no missing sample."""
+    """Windows without gaps."""
 
     structure: NDArray[np.float64]  # energy at low frequencies
     high: NDArray[np.float32]  # coefficients at high frequencies (windows, frequencies)
@@ -49,7 +49,7 @@ class Windows:
 
 
 def from_windows(windows: Windows, limits: tuple[float, float], share: float) -> float:
-    """Return sigma for samples from 0 to 1."""
+    """Sigma from windows."""
     order = np.argsort(windows.structure)
     sigma = _while_consistent(windows, order, share)
     if len(order) == 0 or (math.isinf(limits[0]) and math.isinf(limits[1])):
@@ -81,7 +81,7 @@ def _while_consistent(windows: Windows, order: NDArray[np.intp], share: float) -
 
 
 def sigma_of_volume(volume: NDArray[np.floating], absent: NDArray[np.bool_]) -> float:
-    """Return sigma for one channel (D, H, W) of finite samples."""
+    """Sigma of a channel."""
     unit, span = in_unit(volume, absent)
     if span == 0:
         return 0.0
@@ -362,7 +362,7 @@ class PartWindows:
 
 
 def window_sides(whole: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the sides of windows to be tried, one after the other, for an image of this shape without channels."""
+    """Return the sides of windows to be tried for an image of this shape without channels."""
     shape = _axes(whole)
     return tuple(side for side in OfWindows.sides[len(shape)] if side <= min(shape))
 

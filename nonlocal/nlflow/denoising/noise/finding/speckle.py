@@ -1,4 +1,4 @@
-"""Speckle, told by its law: linear or compressed by a logarithm, of intensities or amplitudes, white or correlated."""
+"""Finders of speckle."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Photon transfer: the gain of a camera from how the variance of a stack grows with its mean."""
+"""Photon transfer."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def _known(stack: Any, missing: NDArray[np.bool_] | None, channel_axis: int | No
 def transfer_of(
     samples: Array, missing: NDArray[np.bool_] | None = None, offset: float | None = None
 ) -> PhotonTransfer:
-    """Return the figures of finite samples (D, H, W, 1)."""
+    """See `photon_transfer`."""
     if samples.shape[-1] != 1:
         raise InputError(f"stack: got {samples.shape[-1]} channels, expected one; each has a gain of its own, so take "
                          "them one by one")  # fmt: skip

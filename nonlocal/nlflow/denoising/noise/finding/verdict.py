@@ -1,4 +1,4 @@
-"""The verdict: which noise a picture, recording, volume or clip has, and how sure that is."""
+"""The verdict."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def estimate_noise(
 
 
 def examine(samples: Array, missing: NDArray[np.bool_] | None = None) -> NoiseEstimate:
-    """Return the verdict on finite samples (..., C), of which some are missing."""
+    """See `estimate_noise`."""
     live = varying(samples, missing)
     if 0 < np.count_nonzero(live) < len(live):
         return examine(samples[..., live], missing)
@@ -268,15 +268,12 @@ def two_valued(samples: Array, missing: NDArray[np.bool_] | None) -> bool:
 
 
 def of_two_values() -> NoiseEstimate:
-    """Return the verdict on what has two values: it stays."""
+    """Verdict: it stays."""
     return NoiseEstimate(GaussianNoise(0.0), "low", (TWO_VALUES,), whole=False)
 
 
 def of_volume(samples: Array, missing: NDArray[np.bool_] | None) -> NoiseEstimate:
-    """Return the verdict on samples (D, H, W, C) of a volume or clip.
-
-    Correlated noise is met as white noise of at most three times its strength at high frequencies.
-    """
+    """Return the verdict on samples (D, H, W, C); correlated noise is met as white noise."""
     sigmas = estimate_sigmas(samples, missing)
     strongest = float(sigmas.max())
     levels = channel_levels(sigmas)

@@ -1,4 +1,4 @@
-"""What a model of noise can do, several models together, and models in files."""
+"""Models of noise."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ Array = NDArray[Any]
 
 
 def floats_of(name: str, value: Any) -> Array:
-    """Return an argument as a NumPy array; tensors are refused."""
+    """Refuse tensors."""
     array = check_array(name, value)
     if not isinstance(array, np.ndarray):
         raise InputError(f"{name}: got {type(array).__name__}, expected a NumPy array; convert it (.cpu().numpy())")
@@ -84,7 +84,7 @@ class Reduction:
 
     @property
     def keeps_units(self) -> bool:
-        """Whether the samples are in the units of the input."""
+        """Whether `back` does nothing."""
         return self.back is same
 
 
@@ -218,7 +218,7 @@ class Noise(ABC):
         return self
 
     def by_intensity(self, samples: Array) -> Noise:
-        """Return noise that `scaled` takes: Gaussian noise in place of counts."""
+        """Return Gaussian noise in place of counts, which `scaled` refuses."""
         return self
 
     def separated(self) -> Noise:
@@ -246,7 +246,7 @@ class Noise(ABC):
         return getattr(self, name)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return what `noise_of` reads, ready for JSON."""
+        """Return what `noise_of` reads."""
         return {"kind": self.kind} | {field.name: _plain(getattr(self, field.name)) for field in fields(self)}  # type: ignore[arg-type]
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -267,7 +267,7 @@ class Noise(ABC):
 
 @dataclass(frozen=True)
 class Strewn(Noise):
-    """Noise that replaces some of the samples and leaves the others as they are."""
+    """Replaced samples."""
 
     undone: ClassVar[bool] = True
 
@@ -291,7 +291,7 @@ class Strewn(Noise):
         return replace(self, **{one.name: getattr(found, one.name) for one in fields(found)})
 
     def hits(self, samples: Array, missing: NDArray[np.bool_] | None = None) -> NDArray[np.bool_]:
-        """Return which samples (..., C) are hit."""
+        """Return where samples are hit."""
         absent = np.zeros(samples.shape[:-1], bool) if missing is None else missing
         if self.density == 0:
             return np.zeros(samples.shape, bool)
@@ -318,7 +318,7 @@ class Strewn(Noise):
 
 
 class Subtracted(Noise):
-    """Noise that is found and subtracted."""
+    """Subtracted noise."""
 
     undone: ClassVar[bool] = True
 

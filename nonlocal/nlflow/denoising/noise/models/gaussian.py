@@ -1,4 +1,4 @@
-"""Gaussian noise: white or correlated, of one strength or of one that follows the intensity."""
+"""Gaussian noise."""
 
 from __future__ import annotations
 
@@ -356,7 +356,7 @@ class GaussianNoise(Noise):
 
 
 def smoothed(samples: Array) -> Array:
-    """Return the smoothed mean of the channels of samples (..., C)."""
+    """Smoothed intensity."""
     from scipy.ndimage import gaussian_filter
 
     intensity = samples[..., 0].astype(np.float64)

@@ -1,4 +1,4 @@
-"""Noise that follows the intensity and is made even by a transform; counts."""
+"""Counts."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Evened(Noise):
     @property
     @abstractmethod
     def even_sigma(self) -> float:
-        """Standard deviation after the transform."""
+        """Sigma after it."""
 
     @abstractmethod
     def _even(self, values: Array) -> Floats:
@@ -183,7 +183,7 @@ class Poisson(Evened):
         return replace(super().reduce(samples, missing), few=self if few else None)
 
     def with_sigma(self, sigma: Any) -> tuple[Self, Any]:
-        """Refuse a sigma beside counts."""
+        """Refuse a sigma."""
         if sigma is not None:
             raise InputError(
                 "sigma: got a value with noise='poisson', where the noise follows from the counts; leave it out, or "

@@ -1,4 +1,4 @@
-"""Magnitudes of complex samples, as magnetic resonance gives them: their law, and a function that evens it out."""
+"""Magnitudes of complex samples."""
 
 from __future__ import annotations
 
@@ -53,10 +53,8 @@ class Stabilizer:
     Attributes
     ----------
     coils : float
-    inner : CubicHermiteSpline
-        f between the knots; √(z² - L + 1/2) after them, straight before them.
-    way : CubicHermiteSpline
-        From E[f(Z)] to y = √(a² + `least`²), a the magnitude without noise.
+    inner, way : CubicHermiteSpline
+        f between the knots; and from E[f(Z)] to y = √(a² + `least`²), a the magnitude without noise.
     least : float
         √(2 L).
     """
@@ -237,7 +235,7 @@ def _integral(weights: Floats) -> Any:
 @underflowing
 @dataclass(frozen=True)
 class Magnitudes(Evened):
-    """Noise of magnitudes of one coil or several."""
+    """One coil or several."""
 
     sigma: float | None = field(
         default=None,
@@ -258,7 +256,7 @@ class Magnitudes(Evened):
 
     @property
     def even_sigma(self) -> float:
-        """The strength of the complex samples."""
+        """`sigma`, if known."""
         return float(self._known("sigma"))
 
     def _noisy(self, samples: Array, rng: np.random.Generator) -> Array:
@@ -324,8 +322,8 @@ class Rician(Magnitudes):
     Parameters
     ----------
     sigma : float or None
-        Standard deviation of the real and of the imaginary part, in the units of the input, between 1e-150 and 1e150.
-        None where it is to be found from the samples.
+        Standard deviation of the real and of the imaginary part, in the units of the input, between 1e-150 and 1e150;
+        found from the samples where it is not given.
 
     Raises
     ------
@@ -334,9 +332,8 @@ class Rician(Magnitudes):
 
     Notes
     -----
-    `stabilize` takes a growing function f for which f(z) has a standard deviation of 0.96 to 1.03 sigma. `unstabilize`
-    goes from E[f(z)] to x. The law hardly changes with x near 0: there a small error of the mean makes an error of x of
-    about its root, both in units of sigma.
+    `stabilize` takes a growing function f for which f(z) has a standard deviation of 0.96 to 1.03 sigma; `unstabilize`
+    goes from E[f(z)] to x. Near x = 0 a small error of the mean makes an error of x of about its root in sigma.
 
     References
     ----------
@@ -365,9 +362,9 @@ class NoncentralChi(Magnitudes):
     Parameters
     ----------
     sigma : float or None
-        Standard deviation of the real and of the imaginary part of each coil, as for `Rician`.
+        As that of `Rician`, for each coil.
     coils : float
-        From 1 to 256. Correlated coils count as fewer ones, which need be no whole number.
+        From 1 to 256; fewer, and no whole number, for correlated coils.
 
     Raises
     ------
@@ -376,7 +373,7 @@ class NoncentralChi(Magnitudes):
 
     References
     ----------
-    Constantinides, Atalar, McVeigh 1997 (doi 10.1002/mrm.1910380524); effective coils: Aja-Fernández and
+    Constantinides, Atalar, McVeigh 1997 (doi 10.1002/mrm.1910380524); effective coils in Aja-Fernández and
     Tristán-Vega 2012 (doi 10.1002/mrm.23020).
 
     Examples

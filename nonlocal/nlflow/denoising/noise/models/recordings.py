@@ -1,4 +1,4 @@
-"""Noise of recordings alone: hum of mains, and a baseline that drifts."""
+"""Hum and drift."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Array = NDArray[Any]
 
 
 def check_recording(samples: Array, kind: str) -> None:
-    """Refuse anything but samples (N, C)."""
+    """Refuse other shapes."""
     if np.ndim(samples) != 2:
         raise InputError(
             f"samples: got shape {np.shape(samples)[:-1]}, expected a 1-D signal: {kind} is a noise of recordings; "
@@ -41,7 +41,7 @@ def channel_of(samples: Any, missing: Any) -> tuple[Floats, NDArray[np.bool_]]:
 
 
 def interpolated(values: Floats, present: NDArray[np.bool_]) -> Floats:
-    """Return a recording (N,) with straight lines over what is missing."""
+    """Bridge gaps linearly."""
     if present.all():
         return values
     t = np.arange(len(values))
@@ -49,12 +49,12 @@ def interpolated(values: Floats, present: NDArray[np.bool_]) -> Floats:
 
 
 def spread_of(values: Floats) -> float:
-    """Return a robust standard deviation of values about 0."""
+    """Robust standard deviation."""
     return TO_SIGMA * float(np.median(np.abs(values))) if values.size else 0.0
 
 
 def robust_weights(error: Floats, used: NDArray[np.bool_]) -> Floats:
-    """Return Huber's weights for residuals about 0; 0 for those that are not used."""
+    """Huber's weights."""
     size = np.abs(error)
     # Without noise most errors are 0 but for rounding, and the fit becomes one of least absolute values.
     limit = max(OfRecordings.huber * spread_of(error[used]), 1e-12 * float(size.max(initial=0.0)), 1e-300)
@@ -85,13 +85,13 @@ def prediction_filter(values: Floats, present: NDArray[np.bool_], order: int) ->
 @underflowing
 @dataclass(frozen=True)
 class Hum(Subtracted):
-    """Sinusoids of constant frequency: ``Σ_k a_k cos(2π f_k t + φ_k)``, t the number of the sample.
+    """Sinusoids of constant frequency, ``Σ_k a_k cos(2π f_k t + φ_k)``, t the number of the sample.
 
     Parameters
     ----------
     frequencies : sequence of float
-        In cycles a sample, > 0 and < 1/2: 50 / 360 for mains of 50 Hz in a recording of 360 samples a second. Harmonics
-        have to be named too.
+        In cycles a sample, > 0 and < 1/2, harmonics too: 50 / 360 for mains of 50 Hz in a recording of 360 samples a
+        second.
     amplitudes : sequence of float, optional
         In the units of the input, >= 0, one for each frequency.
     phases : sequence of float, optional
@@ -106,11 +106,11 @@ class Hum(Subtracted):
     Notes
     -----
     `reduce` subtracts the hum. Without phases it fits amplitudes and phases to each channel, by generalized least
-    squares with Huber's weights on the error of linear prediction. Cost O(N m²) for N samples and m frequencies.
+    squares with Huber's weights on the error of linear prediction, in O(N m²) for N samples and m frequencies.
 
     References
     ----------
-    Huber 1964 (doi 10.1214/aoms/1177703732); prediction errors as white noise: Makhoul 1975
+    Huber 1964 (doi 10.1214/aoms/1177703732); prediction errors as white noise, Makhoul 1975
     (doi 10.1109/PROC.1975.9792).
 
     Examples
@@ -146,7 +146,7 @@ class Hum(Subtracted):
             object.__setattr__(self, "phases", phases)
 
     def wave(self, size: int) -> Floats:
-        """Return the hum itself, shape (size,)."""
+        """The hum."""
         if self.amplitudes is None or self.phases is None:
             raise InputError("phases: got none, so that the hum is not known; give amplitudes and phases")
         basis = waves(self.frequencies, size)
@@ -193,7 +193,7 @@ def _numbers(
 
 
 def waves(frequencies: Any, size: int) -> Floats:
-    """Return cosines, then sines, of frequencies in cycles a sample: shape (size, 2 m)."""
+    """Cosines, then sines."""
     turns = np.outer(np.arange(size), np.asarray(frequencies, np.float64))
     angle = 2 * math.pi * (turns - np.rint(turns))  # a few digits more for long recordings
     return np.concatenate([np.cos(angle), np.sin(angle)], axis=1)
@@ -212,7 +212,7 @@ def _named(frequencies: tuple[float, ...], coefficients: Floats) -> Hum:
 
 
 def fit(values: Floats, basis: Floats, present: NDArray[np.bool_]) -> Floats:
-    """Return the coefficients of a basis (N, m) that lies on a recording (N,)."""
+    """Fit a basis (N, m)."""
     scale = float(np.abs(values[present]).max(initial=0.0))
     if scale == 0:
         return np.zeros(basis.shape[1])
@@ -257,7 +257,7 @@ class Drift(Subtracted):
     Parameters
     ----------
     scale : float
-        In samples, >= 8. Of a wave of this period about half counts as drift.
+        In samples, >= 8: the period of which about half counts as drift.
     sigma : float, optional
         Standard deviation of the drift, in the units of the input, >= 0; only `sample` uses it.
 
@@ -268,7 +268,7 @@ class Drift(Subtracted):
 
     Notes
     -----
-    `estimate_noise` does not look for drift. Slow parts of the signal are taken out with it, but for the mean.
+    `estimate_noise` does not look for drift, since slow parts of the signal are taken out with it.
 
     `reduce` finds the baseline b of samples y that minimizes ``Σ w (y - b)² + (scale / 2π)⁴ Σ (b'')²``, w Huber's
     weights for y - b. With equal weights about 1 / (1 + (scale / P)⁴) of a wave of period P is in the baseline. O(N).
@@ -334,7 +334,7 @@ class Drift(Subtracted):
         return np.stack([self.baseline(channel, present) for channel in samples.T], axis=1)
 
     def baseline(self, samples: Floats, present: NDArray[np.bool_]) -> Floats:
-        """Return the drift of one recording (N,)."""
+        """Drift of a recording."""
         count = int(np.count_nonzero(present))
         if count < 2:
             return np.zeros(len(samples))

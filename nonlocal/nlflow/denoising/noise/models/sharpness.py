@@ -1,4 +1,4 @@
-"""Samples of an image that are sharper than its optics allow."""
+"""Samples sharper than optics."""
 
 from __future__ import annotations
 
@@ -19,10 +19,7 @@ Places = NDArray[np.intp]
 
 @dataclass(frozen=True)
 class Outliers:
-    """Samples of one channel (H, W) that are sharper than optics of a standard deviation of 0.8 pixels allow.
-
-    The idea is that of van Dokkum 2001 (doi 10.1086/323894).
-    """
+    """Samples of one channel (H, W) that are sharper than optics allow (after van Dokkum 2001, doi 10.1086/323894)."""
 
     rows: Places
     columns: Places
@@ -34,7 +31,7 @@ class Outliers:
 
     @classmethod
     def of(cls, plane: Array, absent: NDArray[np.bool_], band: int | None = None) -> Self:
-        """Look at samples of any unit, of which every `band` rows need not go on in the next."""
+        """Look at samples, of which every `band` rows need not go on in the next."""
         z, unit = _filled(plane, absent)
         columns = z.shape[1]
         padded = np.pad(z, 2, mode="reflect" if min(z.shape) > 2 else "edge")
@@ -67,7 +64,7 @@ class Outliers:
 
     @property
     def found(self) -> NDArray[np.bool_]:
-        """Which of them count: all in a soft picture; in a sharp one, whose own lines are as sharp, those alone."""
+        """All in a soft picture; in a sharp one those that its own lines are not."""
         return self.alone | self.soft
 
     @property

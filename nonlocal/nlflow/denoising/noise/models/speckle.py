@@ -1,4 +1,4 @@
-"""Speckle of light, sound and radar: in proportion to the intensity, or compressed by a logarithm."""
+"""Speckle."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ class Speckle(Noise):
         return f"{of}{_looks(self)}, in proportion to the intensity"
 
     def reduce(self, samples: Array, missing: NDArray[np.bool_] | None = None) -> Reduction:
-        """Make the noise additive and nearly Gaussian; see the notes.
+        """See the notes.
 
         Raises
         ------
@@ -216,7 +216,7 @@ class LogSpeckle(Noise):
         return f"logarithms of {_looks(self)}: sigma {self.scale * math.sqrt(_trigamma(self.looks)):.3g}"
 
     def reduce(self, samples: Array, missing: NDArray[np.bool_] | None = None) -> Reduction:
-        """Draw the black dots in; see the notes."""
+        """See the notes."""
         from scipy.special import digamma
 
         rest = _rest(GaussianNoise(self.scale * Speckle(self.looks).stable_sigma, self.spectrum), samples)
@@ -266,7 +266,7 @@ def _trigamma(looks: float) -> float:
 
 
 def gamma_moment(looks: float, power: float) -> float:
-    """Return E[g^power] for a gamma law of mean 1."""
+    """E[g^power]."""
     from scipy.special import gammaln
 
     if looks > OfSpeckle.many:
@@ -292,7 +292,7 @@ def _local_mean(z: Floats, absent: NDArray[np.bool_]) -> Floats:
 
 
 def local_intensity(z: Floats, absent: NDArray[np.bool_]) -> Floats:
-    """Return the local mean of intensities (..., C), > 0."""
+    """Local mean, > 0."""
     scale = float(z.max()) or 1.0
     present = float((z / scale).sum()) / max(np.count_nonzero(~absent) * z.shape[-1], 1)
     floor = max(OfSpeckle.dark * present, np.finfo(np.float64).tiny)

@@ -1,4 +1,4 @@
-"""Spikes of a recording: cosmic rays, sparks, pops of an electrode."""
+"""Spikes."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ class Spikes(Strewn):
     Notes
     -----
     A run of up to five samples is a spike where free values meet it better than a line of two samples or more, or a
-    decay. Far-off samples of one value, strewn, count too. Runs stay that may be the signal: alike in height or in
-    their intervals, many, or as narrow as lines of the recording and of one sign; and all runs in a recording of
-    nothing but noise, or without noise.
+    decay. Runs stay that may be the signal: alike in height or in their intervals, many, or as narrow as lines of the
+    recording and of one sign; and all runs in a recording of nothing but noise, or without noise. Far-off samples of
+    one value, strewn, count even then.
 
     `reduce` marks spikes of a single recording as missing, and interpolates those of several channels. O(N).
 
@@ -89,13 +89,7 @@ class Spikes(Strewn):
         return spikes_in(np.asarray(samples, np.float64), present)[0]
 
     def reduce(self, samples: Array, missing: NDArray[np.bool_] | None = None) -> Reduction:
-        """Mark or interpolate spikes; see the notes.
-
-        Raises
-        ------
-        InputError
-            For images and volumes.
-        """
+        """Mark or interpolate spikes."""
         if np.ndim(samples) != 2 or samples.shape[1] == 1:
             return super().reduce(samples, missing)
         present = np.ones(len(samples), bool) if missing is None else ~missing
@@ -155,7 +149,7 @@ def _shapes(length: int, windows: Floats) -> _Shapes:
 
 
 def rough_of(values: Floats) -> Floats:
-    """Return what cubics through their neighbours leave of samples (N,); white noise keeps its strength."""
+    """Return what cubics through their neighbours leave of samples (N,)."""
     return np.convolve(np.pad(values, 2, mode="reflect", reflect_type="odd"), _CUBIC, "valid")
 
 

@@ -1,4 +1,4 @@
-"""Stripes: each row, or each column, of an image has an offset of its own."""
+"""Stripes."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def _medians(values: NDArray[np.float64], count: NDArray[np.intp]) -> NDArray[np
 def solve(
     centres: list[NDArray[np.float64]], variances: list[NDArray[np.float64]], sigma: float
 ) -> NDArray[np.float64]:
-    """Return the offsets that fit the differences of rows best, with offsets of standard deviation `sigma` expected."""
+    """Return the offsets that fit the differences of rows best."""
     from scipy.linalg import solveh_banded
 
     size, count = len(centres[0]) + 1, len(centres)
