@@ -1,4 +1,4 @@
-"""Learning on graphs of points: minimizers of J, E and J_p with a few labels, and spectra of P, as estimators."""
+"""Estimators on graphs of points."""
 
 import lazy_loader
 

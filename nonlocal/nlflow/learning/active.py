@@ -1,4 +1,4 @@
-"""Active learning: which node to ask next."""
+"""Which node to ask next."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Question(NamedTuple):
 def ask_next(
     model: Any, labelled: Any, count: int = 1, *, by: str = "variance", candidates: int = 64, rng: Any = 0
 ) -> Question:
-    """Return the nodes whose labels to ask for next, one after another, each as if those before were known.
+    """Return the nodes whose labels to ask for next, each as if those before were known.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Shares of classes: what is added to scores so that as many samples as were asked for have each class."""
+"""What is added to scores so that classes have given shares."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _BEYOND = 600.0  # logarithm of a factor that a float no longer holds with its n
 
 
 def quotas(prior: Floats, count: int) -> NDArray[np.intp]:
-    """Return how many of so many samples each class is to have, by the largest remainders."""
+    """Return the counts of classes, by the largest remainders."""
     exact = prior / prior.sum() * count
     whole = np.floor(exact).astype(np.intp)
     order = np.argsort(whole - exact, kind="stable")
@@ -30,10 +30,8 @@ def counts_of(scores: Floats) -> NDArray[np.intp]:
 def shifts(scores: Floats, wanted: NDArray[np.intp]) -> Floats:
     """Return numbers b with which `wanted` rows have each class as the largest of scores + b, as near as may be.
 
-    They are the prices of the assignment of rows to classes with the largest sum of scores under these counts, the
-    volume constraint of Calder, Cook, Thorpe and Slepcev (2020). Rows with the same scores cannot be told apart by any
-    b, so that a count may be missed by their number. Scores (N, C) are -inf where a row can never have a class. O(N C)
-    for each of some hundred steps.
+    The prices of the best assignment under these counts (Calder, Cook, Thorpe and Slepcev 2020). Rows with the same
+    scores cannot be told apart. Scores (N, C) are -inf where a row can never have a class.
     """
     highest = scores.max(axis=1, keepdims=True)
     s = scores - highest
@@ -87,10 +85,7 @@ def _smoothed(s: Floats, b: Floats, aims: Floats, temperature: float) -> tuple[f
 
 
 def factors(scores: Floats, wanted: NDArray[np.intp]) -> Floats:
-    """Return factors with which `wanted` rows have each class as their largest score; as `shifts` of logarithms.
-
-    Rows of zeros, where scores underflow far from all labels, stay as they are: the others are to have the shares.
-    """
+    """Return factors with which `wanted` rows have each class as their largest score."""
     scores = scores[(scores > 0).any(axis=1)]
     with np.errstate(divide="ignore"):
         found = shifts(np.log(np.maximum(scores, 0)), quotas(wanted.astype(np.float64), len(scores)))

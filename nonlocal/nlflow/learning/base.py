@@ -1,4 +1,4 @@
-"""What all estimators share: checks as scikit-learn asks for them, labels, components without one, other points."""
+"""What all estimators share."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ _OF_SOLVERS = ("constraint:", "degree:")  # begin messages about weights, of who
 
 
 def by_chunks(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Let a method of points (M, d) take a Dask array too, of which it returns one, a chunk of rows at a time."""
+    """Let a method of points (M, d) take a Dask array, a chunk of rows at a time."""
 
     @wraps(method)
     def called(self: Any, X: Any) -> Any:
@@ -125,13 +125,11 @@ class PointEstimator(BaseEstimator):
         check_graph(X.shape[0], edges, columns, self.memory_limit, found)
 
     def _say(self, text: str, start: float, name: str = "") -> None:
-        """Print what was done since some time, where that is asked for, by an estimator or a function of that name."""
         if getattr(self, "verbose", False):
             spent = time.perf_counter() - start
             print(f"{name or type(self).__name__}: {text} ({spent:.2g} s)", file=sys.stderr, flush=True)
 
     def _points(self, X: Any, *, reset: bool) -> Any:
-        """Return checked points, NumPy, sparse or a tensor; a matrix of weights for 'precomputed'."""
         if reset:
             check_parameters(self.get_params(deep=False))
         return checked_points(self, loaded(X), reset=reset)
@@ -151,7 +149,7 @@ class PointEstimator(BaseEstimator):
 
 
 class GivenPoints(PointEstimator):
-    """The parameters of a function of points, which are checked as those of an estimator."""
+    """The parameters of a function of points."""
 
     def __init__(
         self, affinity: Any = "rbf", gamma: Any = None, n_neighbors: Any = None, metric: Any = "euclidean",
@@ -171,7 +169,7 @@ class GivenPoints(PointEstimator):
 
 
 class GraphEstimator(PointEstimator):
-    """A signal on the graph of the training points, and its averages at other points."""
+    """A signal on the graph of the training points, and its averages at others."""
 
     _values: Array
     _start: Array | None = None  # what iterations begin with
@@ -237,7 +235,7 @@ class GraphEstimator(PointEstimator):
 
 
 class GraphClassifier(ClassifierMixin, GraphEstimator):
-    """A classifier by one signal for each class; `missing` marks samples without a label."""
+    """A classifier by one signal for each class."""
 
     class_prior: Any
     balance: str
@@ -253,9 +251,8 @@ class GraphClassifier(ClassifierMixin, GraphEstimator):
             with ``metric='precomputed'`` distances (N, N), sparse where only those to near points are known.
         y : array of shape (N,)
             Labels; -1 where there is none (but -1 and 1 alone are two classes). Strings of which some are missing have
-            dtype object, as in ``np.where(known, names.astype(object), -1)``. NaN, None, and the strings '', '-1',
-            'nan' and '<NA>' are refused. With ``missing=None`` samples with None, NaN or NA have no label, and -1 is a
-            class.
+            dtype object. NaN, None, and the strings '', '-1', 'nan' and '<NA>' are refused. With ``missing=None``
+            samples with None, NaN or NA have no label, and -1 is a class.
 
         Returns
         -------
@@ -279,7 +276,6 @@ class GraphClassifier(ClassifierMixin, GraphEstimator):
         return self
 
     def _finish(self, scores: NDArray[Any], known: NDArray[np.bool_]) -> NDArray[Any]:
-        """Return probabilities of scores, NaN where nothing is known."""
         scores = np.maximum(scores, 0)
         total = scores.sum(axis=1, keepdims=True)
         known = known & (total[:, 0] > 0)
@@ -288,7 +284,6 @@ class GraphClassifier(ClassifierMixin, GraphEstimator):
         return self._as_signal(shares)
 
     def _as_signal(self, scores: NDArray[Any]) -> NDArray[Any]:
-        """Return scores in the precision of the signals."""
         return np.asarray(scores, to_numpy(self._values[:0]).dtype)
 
     def _decide(self, scores: NDArray[Any]) -> NDArray[Any]:

@@ -1,9 +1,4 @@
-"""Harmonic functions, Poisson learning and p-Laplace learning: minimizers of J, E and J_p with labels.
-
-Harmonic         J(u) with u = y at labelled nodes; E with a fidelity there alone
-Poisson          J(u) - sum of (y_j - mean y) . u_j over labelled nodes j
-PLaplacian       J_p(u) with u = y at labelled nodes
-"""
+"""Harmonic functions, Poisson learning and p-Laplace learning."""
 
 from __future__ import annotations
 
@@ -58,21 +53,20 @@ class HarmonicClassifier(_Held, ProbabilisticClassifier):
     """Harmonic functions: J is minimized with u = y at labelled nodes, so that each other node is its average.
 
     (Zhu, Ghahramani and Lafferty 2003, semi-supervised learning using Gaussian fields and harmonic functions.) The
-    score of a class is the probability that a walker from the node meets a label of this class first. With a fidelity
-    it is the minimizer of E.
+    score of a class is the probability that a walker from the node meets a label of this class first. With a fidelity E
+    is minimized.
 
     Parameters
     ----------
     fidelity : float or None
-        lambda~ at labelled nodes; None holds the labels exactly.
+        lambda~ at labelled nodes; None holds the labels.
     affinity, gamma, n_neighbors, metric, search, keep, class_prior, balance, accuracy, tol, max_iter, missing, verbose,
     memory_limit
         See `LabelSpreading`, as for the attributes.
 
     Notes
     -----
-    Factors of graphs up to 2048 nodes are kept with the affinity: give a further fit ``affinity=model.affinity_``.
-    Larger graphs take O(edges) a step of conjugate gradients.
+    Graphs of more than 2048 nodes take O(edges) a step of conjugate gradients.
 
     Examples
     --------
@@ -109,12 +103,12 @@ class HarmonicClassifier(_Held, ProbabilisticClassifier):
 
 
 class HarmonicRegressor(_Held, GraphRegressor):
-    """Harmonic functions of values: J is minimized with u = y where y is known; see `HarmonicClassifier`.
+    """Harmonic functions of values: J is minimized with u = y where y is known.
 
     Parameters
     ----------
     fidelity : float or None
-        lambda~ where y is known; None holds the values exactly.
+        lambda~ where y is known; None holds the values.
     affinity, gamma, n_neighbors, metric, search, keep, accuracy, tol, max_iter, verbose, memory_limit
         See `LabelSpreading`.
 
@@ -152,21 +146,19 @@ class HarmonicRegressor(_Held, GraphRegressor):
 class PoissonClassifier(GraphClassifier):
     """Poisson learning: L u = sum over labelled nodes j of (y_j - mean y) delta_j, for a few labels in each class.
 
-    (Calder, Cook, Thorpe and Slepcev 2020, arXiv 2006.11184.) Where the graph has several components, the mean is that
-    of each.
+    (Calder, Cook, Thorpe and Slepcev 2020, arXiv 2006.11184.) The mean is that of each component.
 
     Parameters
     ----------
     affinity, gamma, n_neighbors, metric, search, keep, class_prior, balance, accuracy, tol, max_iter, missing, verbose,
     memory_limit
         See `LabelSpreading`, as for the attributes. ``class_prior`` sets ``class_shifts_``, which are added to scores,
-        and not the factors of the paper, by which two classes, u and -u, do not change. ``balance`` is 'count'.
+        in place of the factors of the paper. ``balance`` is 'count'.
 
     Attributes
     ----------
     functional_ : J
-        Of W, so that L = D - W; over a degree where these are below 1e-13. ``functional_.potential(source_)`` is the
-        signal but for a constant in each component.
+        Of W, so that L = D - W; over a degree where these are below 1e-13.
     source_ : array of shape (N, C)
         y_j - mean y at labelled nodes.
     label_distributions_ : array of shape (N, C)
@@ -253,10 +245,7 @@ class PoissonClassifier(GraphClassifier):
 
     @by_chunks
     def predict_proba(self, X: Any) -> NDArray[Any]:
-        """Return ``exp(score / spread_)`` of the classes at points over their sum, (M, C); NaN where no class is seen.
-
-        They have the order of the scores and are not calibrated: `HarmonicClassifier` has probabilities of walks.
-        """
+        """Return ``exp(score / spread_)`` of the classes at points over their sum, (M, C), which is not calibrated."""
         scores = np.asarray(self._scores(X), np.float64) / self.spread_
         raised = np.exp(scores - scores.max(axis=1, keepdims=True))
         return self._as_signal(raised / raised.sum(axis=1, keepdims=True))
@@ -277,7 +266,7 @@ def _size(scores: Floats) -> float:
 def one_kind(
     values: NDArray[Any], labelled: NDArray[np.bool_], parts: NDArray[np.int64]
 ) -> Iterator[tuple[NDArray[np.bool_], NDArray[Any]]]:
-    """Yield the components whose labels all have one value, and that value: nothing is left to minimize there."""
+    """Yield the components whose labels all have one value, and that value."""
     for part in np.unique(parts[labelled]):
         inside = parts == part
         there = values[labelled & inside]
@@ -311,15 +300,14 @@ class _PHarmonic(GraphEstimator):
 class PLaplacianClassifier(_PHarmonic, ProbabilisticClassifier):
     """p-Laplace learning: J_p is minimized with u = y at labelled nodes, |u_i - u_j| being Euclidean over the classes.
 
-    This is the variational p-Laplacian, of all classes together; GraphLearning's ``plaplace`` solves the game-theoretic
-    one, which differs but for p = 2. With p above the dimension of the data no spikes appear at labels (El Alaoui,
-    Cheng, Ramdas, Wainwright and Jordan 2016, arXiv 1603.00564; Flores, Calder and Lerman 2022, doi
+    The variational p-Laplacian, not the game-theoretic one. With p above the dimension of the data no spikes appear at
+    labels (El Alaoui, Cheng, Ramdas, Wainwright and Jordan 2016, arXiv 1603.00564; Flores, Calder and Lerman 2022, doi
     10.1016/j.acha.2022.01.004).
 
     Parameters
     ----------
     p : float
-        1 < p <= 10.
+        1 < p <= 10. Near 1 the tolerance may be out of reach, which a warning tells.
     tol : float
         Of the flows on edges; see `nlflow.functionals.variational.harmonic_extension`.
     max_iter : int
@@ -361,7 +349,7 @@ class PLaplacianClassifier(_PHarmonic, ProbabilisticClassifier):
 
 
 class PLaplacianRegressor(_PHarmonic, GraphRegressor):
-    """p-harmonic functions of values; see `PLaplacianClassifier`.
+    """p-harmonic functions of values.
 
     Parameters
     ----------

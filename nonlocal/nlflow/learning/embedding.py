@@ -1,4 +1,4 @@
-"""Spectra of P: diffusion maps, and clusters of points."""
+"""Diffusion maps, and clusters of points."""
 
 from __future__ import annotations
 
@@ -26,14 +26,13 @@ class DiffusionMap(TransformerMixin, PointEstimator):
 
     (Coifman and Lafon 2006, doi 10.1016/j.acha.2006.04.006.) With alpha the weights k_ij / (q_i q_j)^alpha take the
     place of k_ij, q_i = sum_j k_ij being the density: with alpha = 1 the modes tend to those of the Laplacian of the
-    manifold, however the points are distributed on it, with 1/2 to those of a diffusion in the potential -log q (Fokker
-    and Planck).
+    manifold, however the points are distributed on it.
 
-    With beta the weights are exp(-|x_i - x_j|^2 / (s_i s_j)), s_i = s p_i^beta with a first estimate p of the density,
-    by the distances to the nearest points (Berry and Harlim 2016, doi 10.1016/j.acha.2015.01.001). The modes are those
-    of the generator L = 4 (P - I) / s_i^2 of the weights (s_i s_j)^-(d/2 + 1) (q_i q_j)^-alpha k_ij in d dimensions,
-    q_i being sum_j k_ij / s_i^d, which tends to Delta + 2 (1 - alpha) grad log q . grad as widths fall. (In their
-    notation alpha + beta (d + 2) / 2 takes the place of alpha.)
+    With beta the weights are exp(-|x_i - x_j|^2 / (s_i s_j)), s_i = s p_i^beta with a first estimate p of the density
+    (Berry and Harlim 2016, doi 10.1016/j.acha.2015.01.001; in their notation alpha + beta (d + 2) / 2 takes the place
+    of alpha). The modes are those of the generator L = 4 (P - I) / s_i^2 of the weights (s_i s_j)^-(d/2 + 1) (q_i
+    q_j)^-alpha k_ij in d dimensions, q_i being sum_j k_ij / s_i^d, which tends to Delta + 2 (1 - alpha) grad log q .
+    grad as widths fall.
 
     Parameters
     ----------
@@ -43,8 +42,7 @@ class DiffusionMap(TransformerMixin, PointEstimator):
         taken as they are).
     gamma, metric, search, keep
         See `LabelSpreading`. With beta the weights are exp(-gamma |x_i - x_j|^2 / (r_i r_j)), with r = q^beta over its
-        geometric mean; None takes the steepest slope of ``curve_``, whose width need not fall with more points: a
-        larger one lessens the bias of ``generator_``.
+        geometric mean; None takes the steepest slope of ``curve_``.
     n_neighbors : int or None
         Of 'knn'; None takes 30, or N - 1 where that is less.
     alpha : float
@@ -94,17 +92,13 @@ class DiffusionMap(TransformerMixin, PointEstimator):
     Warns
     -----
     NlflowWarning
-        For points in several parts: the first coordinates are constant on each and tell them apart.
-        With beta, for modes of fewer than 25 points (than a twentieth of all where these are few): they lie far from
-        others, and ``generator_`` is theirs.
+        For points in several parts: the first coordinates are constant on each and tell them apart. With beta, for
+        modes of few points far from others, whose eigenvalues of about -4 / s_i^2 may stand among the slow ones.
 
     Notes
     -----
     O(N^3) time up to 1000 points, and one average a step beyond. Other points are placed by one average, psi_k(x) =
     sum_j P(x, x_j) psi_k(x_j) / mu_k (Nystroem).
-
-    With beta a point far from others has an eigenvalue of about -4 / s_i^2, which may stand among the slow ones:
-    ``participation_`` tells.
 
     Examples
     --------
@@ -221,10 +215,7 @@ class DiffusionMap(TransformerMixin, PointEstimator):
 
     @by_chunks
     def transform(self, X: Any) -> NDArray[Any]:
-        """Return the coordinates of other points, by one average; (M, n_components), NaN where none is seen.
-
-        With beta also where the eigenvalue of a mode and the width of the point are too large for such an average.
-        """
+        """Return the coordinates of other points, (M, n_components), NaN where none is seen."""
         check_is_fitted(self)
         found = self._at(X, self.graph_.as_signal(self._vectors), np.ones(self.graph_.size, np.bool_))
         values = self.eigenvalues_

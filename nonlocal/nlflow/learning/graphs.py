@@ -1,4 +1,4 @@
-"""The graph of some points: its affinity, which of its nodes labels reach, and averages at other points."""
+"""The graph of some points."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ SELF_TUNING = Gaussian(width=math.sqrt(0.5))
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a graph is made of points: the parameters that estimators share; with `loops` nodes see themselves."""
+    """How a graph is made of points; with `loops` nodes see themselves."""
 
     affinity: Any = "knn"
     gamma: float | None = None
@@ -70,7 +70,7 @@ class Recipe:
                 )
 
     def neighbours_of(self, size: int) -> int:
-        """Return how many neighbours each of so many points has; by default all others where these are few."""
+        """Return how many neighbours each of so many points has."""
         others = size - 1
         if self.affinity == "rbf":
             return others
@@ -86,16 +86,7 @@ class Recipe:
 
 @dataclass(frozen=True)
 class AtOthers:
-    """Averages over the training points at M others.
-
-    Attributes
-    ----------
-    averages : array of shape (M, D)
-    seen, far : array of bool of shape (M,)
-        Points that see any; and those whose weights are all 0 in floats, which get what the nearest ones have.
-    widths : array of shape (M,) or None
-        Where these are local.
-    """
+    """Averages at M other points: `seen` those that see any, `far` those whose weights are all 0 in floats."""
 
     averages: Array
     seen: NDArray[np.bool_]
@@ -105,15 +96,7 @@ class AtOthers:
 
 @underflowing
 class PointGraph:
-    """The affinity of N points, with what learning asks of it.
-
-    Parameters
-    ----------
-    recipe : Recipe
-    points : array or tensor (N, d), or weights (N, N)
-    weights : array of shape (N,), optional
-        Quadrature weights; 1 by default.
-    """
+    """The affinity of N points, with what learning asks of it."""
 
     def __init__(self, recipe: Recipe, points: Any, weights: Floats | None = None) -> None:
         self._recipe, self._points = recipe, points
@@ -144,7 +127,7 @@ class PointGraph:
             self.affinity = self._given() if is_precomputed(given) else self._called(given)
 
     def weighted(self, weights: Floats) -> PointGraph:
-        """Return the graph of the same points with other quadrature weights; edges between neighbours are kept."""
+        """Return the graph with other quadrature weights."""
         if self._edges is None:
             return PointGraph(self._recipe, self._points, weights)
         result = copy.copy(self)
@@ -154,7 +137,7 @@ class PointGraph:
         return result
 
     def slowed(self, times: Floats) -> PointGraph:
-        """Return the graph of I + (P - I) / times: node i keeps its value `times[i]` >= 1 times as long."""
+        """Return the graph of I + (P - I) / times."""
         from scipy.sparse import diags_array
 
         result, sums = copy.copy(self), self._edges @ self.weights
@@ -252,7 +235,7 @@ class PointGraph:
 
     @cached_property
     def own(self) -> Floats:
-        """Share of each node's degree that is its own loop, (N,)."""
+        """Share of each node's degree that is its own loop."""
         p = self.affinity
         if isinstance(p, DenseAffinity):
             return np.asarray(np.diagonal(to_numpy(p.matrix)), np.float64)
@@ -264,10 +247,7 @@ class PointGraph:
         return np.minimum(np.exp(-logs), 1.0)
 
     def parts(self, *, weakest: float = 0.0) -> NDArray[np.int64]:
-        """Return the number of the connected component of each node; nodes that see others below rounding are alone.
-
-        Of all pairs as a matrix those with P_ij > `weakest` are connected.
-        """
+        """Return the number of each node's component; of all pairs those with P_ij > `weakest` are connected."""
         from scipy.sparse import csr_array
         from scipy.sparse.csgraph import connected_components
 
@@ -305,10 +285,7 @@ class PointGraph:
     # ---- averages at other points
 
     def average_at(self, points: Any, values: Array, known: NDArray[np.bool_]) -> AtOthers:
-        """Return averages of a signal (N, D) of the training points at others, (M, D).
-
-        One average, sum_j k(x, x_j) v_j over sum_j k(x, x_j), over the `known` training points.
-        """
+        """Return averages sum_j k(x, x_j) v_j / sum_j k(x, x_j) over the `known` training points."""
         if self._search is not None:
             return self._average_of_neighbours(self._search, points, values, known)
         xp, there = namespace(values), constant_like(known * self.weights, values)[:, None]
@@ -361,7 +338,7 @@ class PointGraph:
         return xp.concat(rows, axis=0), np.concatenate(far)
 
     def as_signal(self, values: Floats) -> Array:
-        """Return NumPy values in the precision, namespace and on the device of the points."""
+        """Return values in the precision, namespace and on the device of the points."""
         if is_numpy(self._points) or not hasattr(self._points, "detach"):
             dtype = self.affinity.dtype or (np.float32 if getattr(self._points, "dtype", None) == np.float32 else None)
             return np.asarray(values, dtype or np.float64)

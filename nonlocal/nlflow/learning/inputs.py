@@ -1,4 +1,4 @@
-"""What estimators and functions of learning are given, checked in one place: parameters, points, labels, memory."""
+"""Checks of what estimators are given."""
 
 from __future__ import annotations
 
@@ -54,12 +54,12 @@ AT_OTHERS = 6
 
 
 class InputTypeError(InputError, TypeError):
-    """An argument is of a kind that cannot be used; a `TypeError` where scikit-learn wants one."""
+    """An argument of a kind that cannot be used; scikit-learn wants a `TypeError`."""
 
 
 @contextmanager
 def named(name: str) -> Iterator[None]:
-    """Let what scikit-learn, NumPy and SciPy say about an argument be errors of this package, which name it."""
+    """Let errors of scikit-learn, NumPy and SciPy name an argument."""
     try:
         yield
     except (NlflowError, MemoryError):
@@ -71,7 +71,7 @@ def named(name: str) -> Iterator[None]:
 
 @contextmanager
 def points_as_x() -> Iterator[None]:
-    """Let errors about points name them X, as estimators do."""
+    """Let errors name points X."""
     try:
         yield
     except InputError as error:
@@ -81,12 +81,12 @@ def points_as_x() -> Iterator[None]:
 
 
 def is_precomputed(affinity: Any) -> bool:
-    """Tell whether weights are given in place of points."""
+    """Whether weights are given."""
     return isinstance(affinity, str) and affinity == "precomputed"
 
 
 def is_pairwise(estimator: Any) -> bool:
-    """Tell whether an estimator is given weights, or distances, in place of points."""
+    """Whether weights, or distances, are given in place of points."""
     return is_precomputed(estimator.affinity) or getattr(estimator, "metric", "") == "precomputed"
 
 
@@ -176,7 +176,7 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
 
 
 def check_parameters(given: Mapping[str, Any]) -> None:
-    """Raise `InputError` for the first parameter with a value that no estimator takes."""
+    """Raise `InputError` for a parameter with a value that no estimator takes."""
     for name, value in given.items():
         check_detached(name, value)  # also those that this graph has no use for
     for name, check in _CHECKS.items():
@@ -188,12 +188,12 @@ def check_parameters(given: Mapping[str, Any]) -> None:
 
 
 def is_chunked(X: Any) -> bool:
-    """Tell whether this is a Dask array."""
+    """Whether it is a Dask array."""
     return type(X).__module__.split(".")[0] == "dask"
 
 
 def loaded(X: Any) -> Any:
-    """Return the NumPy array of a Dask array, unless that is too large, and anything else as it is."""
+    """Load a Dask array."""
     if not is_chunked(X):
         return X
     if X.nbytes == X.nbytes:  # unknown chunks have no number
@@ -202,10 +202,7 @@ def loaded(X: Any) -> Any:
 
 
 def checked_points(estimator: Any, X: Any, *, reset: bool) -> Any:
-    """Return points (N, d) for an estimator, NumPy, a tensor or sparse rows; weights (N, N) for 'precomputed'.
-
-    Sparse rows stay so for neighbours and weights alone: sums over all pairs take dense ones.
-    """
+    """Return points (N, d), NumPy, a tensor or sparse rows; weights (N, N) for 'precomputed'."""
     from sklearn.utils.validation import validate_data
 
     check_plain("X", X)
@@ -259,7 +256,7 @@ def _checked_tensor(estimator: Any, X: Any, reset: bool) -> Any:
 
 
 def on_host(points: Any) -> Any:
-    """Return points as they are, and tensors as NumPy arrays."""
+    """Return tensors as NumPy arrays."""
     return to_numpy(points) if hasattr(points, "detach") else points
 
 
@@ -272,7 +269,7 @@ def check_plain(name: str, value: Any) -> None:
 
 
 def weights_of(kernel: Any, x: Any, y: Any) -> Any:
-    """Return the weights (N, M) between two sets of points, dense or sparse, that a function has for them."""
+    """Return a function's weights (N, M) between two sets of points."""
     from scipy.sparse import csr_array
 
     weights = on_host(kernel(x, y))
@@ -293,10 +290,7 @@ def weights_of(kernel: Any, x: Any, y: Any) -> Any:
 
 
 def symmetrized(weights: Any) -> Any:
-    """Return weights (N, N), dense or sparse, symmetric to the last bit where they are so up to rounding, or raise.
-
-    Half of the digits of both entries must agree, or the difference be rounding beside the largest of its row.
-    """
+    """Return weights (N, N) that are symmetric up to rounding as symmetric to the last bit, or raise."""
     back, precision, sparse = weights.T, np.finfo(weights.dtype), hasattr(weights, "toarray")
     differ = weights != back
     if not (differ.nnz if sparse else differ.any()):
@@ -338,11 +332,7 @@ class Values(NamedTuple):
 
 
 def classes_of(y: Any, count: int, missing: Any = UNLABELLED) -> Classes:
-    """Return the classes of labels of so many samples.
-
-    No label is -1, or where `missing` is None, NaN or NA any of these. Refused are the others, strings that stand for
-    them (of NumPy, where -1 or NaN were among strings), strings among numbers, and labels that are all missing.
-    """
+    """Return the classes of so many samples."""
     from sklearn.utils import column_or_1d
     from sklearn.utils.multiclass import check_classification_targets
     from sklearn.utils.validation import assert_all_finite, check_consistent_length
@@ -381,7 +371,7 @@ def classes_of(y: Any, count: int, missing: Any = UNLABELLED) -> Classes:
 
 
 def values_of(y: Any, count: int) -> Values:
-    """Return the values of so many samples, of shape (N,) or (N, D); a row of NaN is a sample without."""
+    """Return the values of so many samples."""
     from sklearn.utils import column_or_1d
     from sklearn.utils.validation import assert_all_finite, check_consistent_length
 
@@ -415,7 +405,7 @@ def values_of(y: Any, count: int) -> Values:
 
 
 def targets_of(y: Any, classifies: bool, missing: Any = UNLABELLED) -> tuple[NDArray[Any], NDArray[np.bool_]]:
-    """Return labels or values as an array, in which -1 among strings stays a number, and which samples have them."""
+    """Return labels as an array, in which -1 among strings stays a number, and which samples have them."""
     y = _given(y)
     with named("y"):
         targets = np.array(y, dtype=object if any(isinstance(v, str) for v in np.ravel(y)) else None)
@@ -452,7 +442,7 @@ def _check_named(y: NDArray[Any], labelled: NDArray[np.bool_]) -> None:
 
 
 def is_none(value: Any) -> bool:
-    """Tell whether a value stands for nothing: None, NaN, NaT or NA."""
+    """Whether a value is None, NaN, NaT or NA."""
     if value is None or type(value).__name__ in ("NAType", "NaTType"):
         return True
     return isinstance(value, numbers.Real) and value != value
@@ -462,7 +452,7 @@ def is_none(value: Any) -> bool:
 
 
 def check_signals(samples: int, columns: int, limit: float | None, copies: int = _COPIES) -> None:
-    """Raise `MemoryLimitError` where signals of so many columns (classes, values, modes) pass the limit."""
+    """Raise `MemoryLimitError` for signals of so many columns."""
     check_memory(
         f"signals of {samples} samples with {columns} columns each", 8 * copies * samples * columns,
         "use fewer samples or classes, or raise memory_limit", limit,
@@ -470,7 +460,7 @@ def check_signals(samples: int, columns: int, limit: float | None, copies: int =
 
 
 def check_graph(samples: int, edges: float, columns: int, limit: float | None, found: str = "labels") -> None:
-    """Raise `MemoryLimitError` where the edges to neighbours and signals on them pass the limit together."""
+    """Raise `MemoryLimitError` for edges and signals on them."""
     needed = _EDGE_BYTES * edges + samples * (_NODE_BYTES[found] + 8 * _COPIES * columns)
     check_memory(
         f"a graph of {samples} samples with {edges / samples:.3g} neighbours each and {columns} signals on it",

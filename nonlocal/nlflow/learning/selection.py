@@ -1,4 +1,4 @@
-"""Choice of widths and fidelities: by labels that are held out, or by the evidence of a Gaussian field."""
+"""Choice of widths and fidelities."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Curve(Brief):
 
     @property
     def best(self) -> Any:
-        """The value of the highest mean score, the first of equal ones."""
+        """See `Curve`."""
         return self.values[int(np.argmax(self.means))]
 
 
@@ -74,8 +74,8 @@ def choose(model: Any, X: Any, y: Any, parameter: str, values: Any, *, folds: in
     """Return how well an estimator finds labels that are held out, for each value of a parameter.
 
     All points stay; in each fold a part of the labels is hidden. For classifiers the score is the mean logarithm of the
-    probability of the hidden label, 0 at best, probabilities below 0.001 counting as that (of `PoissonClassifier` the
-    share of right classes), for regressors minus the mean squared error.
+    probability of the hidden label, at least 0.001 (of `PoissonClassifier` the share of right classes), for regressors
+    minus the mean squared error.
 
     Parameters
     ----------
@@ -98,8 +98,7 @@ def choose(model: Any, X: Any, y: Any, parameter: str, values: Any, *, folds: in
     Raises
     ------
     InputError
-        For another model, such as a pipeline, and a parameter that it does not have or that has no part in it, such as
-        gamma with ``affinity='knn'``.
+        For another model, such as a pipeline, and a parameter that it does not have or that has no part in it.
     """
     from sklearn.base import clone
 
@@ -184,8 +183,8 @@ def _score(trial: Any, targets: Any, hidden: NDArray[np.intp]) -> float:
 def choose_width(X: Any, *, samples: int = SAMPLES) -> WidthCurve:
     """Return how sums of Gaussians between points grow with their width, and the width where they grow most.
 
-    The width of the steepest slope (Coifman, Shkolnisky, Sigworth and Singer 2008, doi 10.1109/TIP.2008.2002305; Berry
-    and Harlim 2016, doi 10.1016/j.acha.2015.01.001) is what estimators take for ``affinity='rbf'`` with gamma None.
+    (Coifman, Shkolnisky, Sigworth and Singer 2008, doi 10.1109/TIP.2008.2002305; Berry and Harlim 2016, doi
+    10.1016/j.acha.2015.01.001.)
 
     Parameters
     ----------
@@ -223,9 +222,8 @@ def log_evidence(affinity: Affinity, labelled: Any, values: Any, *, fidelity: fl
     """Return the restricted log marginal likelihood of values at some nodes under the Gaussian field of E.
 
     A priori u has the density exp(-J(u) / (2 s^2)), and values are u + noise of variance s^2 / (fidelity w_i d_i), w
-    being quadrature weights. The mean of u is unknown, so contrasts of the values alone are weighed; s^2 is the one
-    that suits them best (Patterson and Thompson 1971). To compare widths, graphs and fidelities for the same values:
-    higher is better. Where all nodes have a value see `nlflow.equilibria.GaussianField.log_evidence`.
+    being quadrature weights. The mean of u is unknown; s^2 is the one that suits the values best (Patterson and
+    Thompson 1971). To compare widths, graphs and fidelities for the same values: higher is better.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Label spreading: E(u) = J(u) + lambda~/2 sum_i d_i |u_i - f_i|^2, f = D^-1/2 Y, lambda~ = (1 - alpha) / alpha."""
+"""Label spreading."""
 
 from __future__ import annotations
 
@@ -31,18 +31,17 @@ class LabelSpreading(ProbabilisticClassifier):
     """Label spreading: F = (1 - alpha) (I - alpha S)^-1 Y with S = D^-1/2 W D^-1/2, rows over their sums.
 
     F = D^1/2 u with the minimizer u of E for the fidelity lambda~ = (1 - alpha) / alpha in the degree measure and f =
-    D^-1/2 Y, with D over the largest degree (Zhou, Bousquet, Lal, Weston and Schoelkopf 2004, learning with local and
-    global consistency): the model of `sklearn.semi_supervised.LabelSpreading`.
+    D^-1/2 Y (Zhou, Bousquet, Lal, Weston and Schoelkopf 2004, learning with local and global consistency).
 
     Parameters
     ----------
     affinity : {'knn', 'rbf', 'precomputed'}, RadialKernel, callable or Affinity
-        W: the nearest neighbours with local widths, exp(-|x - y|^2 / (s_x s_y)), s being the distance to the farthest
-        of them (Zelnik-Manor and Perona 2004); exp(-gamma |x - y|^2) or another kernel between all pairs; weights (N,
-        N) given as X, dense or sparse; a function of two sets of points (N, d) and (M, d) that returns weights (N, M),
-        dense or sparse, of which the mean of both directions is taken; or an affinity of the samples (W_ij = w_i w_j
-        k_ij), for which X says only how many there are. The diagonal of W has no part in it, but in an affinity that is
-        neither a matrix nor a graph.
+        W. 'knn': the nearest neighbours with local widths, exp(-|x - y|^2 / (s_x s_y)), s being the distance to the
+        farthest of them (Zelnik-Manor and Perona 2004). 'rbf' or a kernel: exp(-gamma |x - y|^2), or that kernel,
+        between all pairs. 'precomputed': weights (N, N) given as X. A function of two sets of points (N, d) and (M, d)
+        returns weights (N, M), of which the mean of both directions is taken. An affinity of the samples has W_ij = w_i
+        w_j k_ij; X says only how many there are. The diagonal of W has no part, but in an affinity that is neither a
+        matrix nor a graph.
     gamma : float or None
         Of 'rbf'; None takes the width of the steepest slope of `choose_width`.
     n_neighbors : int or None
@@ -59,8 +58,7 @@ class LabelSpreading(ProbabilisticClassifier):
         Shares of the classes among the unlabelled samples; 'labels' takes those among the labels.
     balance : {'count', 'mass'}
         What has them: the numbers of samples of each class, or the sums of the scores, before rows are divided by their
-        sums (class mass normalization, Zhu, Ghahramani and Lafferty 2003). A warning tells where a class is off by more
-        than one sample.
+        sums (class mass normalization, Zhu, Ghahramani and Lafferty 2003).
     accuracy : float or None
         How far averages over all pairs may be off beyond 4096 points; None for exact sums.
     tol : float or None
@@ -88,7 +86,7 @@ class LabelSpreading(ProbabilisticClassifier):
     labelled_ : array of bool of shape (N,)
         Which samples had a label.
     functional_ : E
-        Of which u is the minimizer; ``GradientFlow(functional_, metric="degree")`` is the flow to it.
+        Of which u is the minimizer.
     n_iter_, residual_, message_
         Of the solution; see `nlflow.functionals.minimizer.Minimizer`.
     affinity_, method_, reason_, error_estimate_
@@ -98,8 +96,7 @@ class LabelSpreading(ProbabilisticClassifier):
 
     Notes
     -----
-    O(N) memory and some log(1 / tol) / sqrt(1 - alpha) averages beyond 4096 points, where each sample's probabilities
-    are right to `tol` / (1 - alpha) beside its largest. Up to there each probability is right to `tol` of itself.
+    O(N) memory and some log(1 / tol) / sqrt(1 - alpha) averages beyond 4096 points.
 
     Examples
     --------
@@ -183,9 +180,8 @@ class LabelSpreading(ProbabilisticClassifier):
     def _rough(self, u: Array) -> tuple[Array, int]:
         """Return a first guess for all pairs, and how many steps it took along the edges that decide about it.
 
-        The first step gives each node a value below its last one. Edges are chosen by such values, and again where they
-        have grown: what is left out must not change a node in a step with all edges. Such steps come after as well, so
-        that no digits hang on the choice.
+        What is left out must not change a node in a step with all edges, so edges are chosen again where values have
+        grown.
         """
         p, done, left = self.graph_.affinity, 0, math.inf
         if not isinstance(p, DenseAffinity) or not is_numpy(u):

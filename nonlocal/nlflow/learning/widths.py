@@ -1,4 +1,4 @@
-"""Widths of Gaussians between points, by the growth of their sums: one for all, or one for each by the density."""
+"""Widths of Gaussians between points."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class WidthCurve(Brief):
 
 
 def width_curve(points: Any, samples: int = SAMPLES) -> WidthCurve:
-    """Return the curve of checked points."""
+    """Curve of checked points."""
     squared, count = _pairs(points, samples)
     return _grown(squared, 1 / count, 2 / count**2)
 
@@ -73,27 +73,7 @@ def _grown(squared: Floats, own: float, share: float) -> WidthCurve:
 
 
 class VariableWidths:
-    """Widths s_i = s q_i^beta of exp(-|x_i - x_j|^2 / (s_i s_j)), q being the density of points.
-
-    (Berry and Harlim 2016, doi 10.1016/j.acha.2015.01.001.) q is that of a Gaussian whose width is the distance to the
-    nearest points times a factor. This factor and s are those by which sums of the Gaussians grow most.
-
-    Parameters
-    ----------
-    search : Neighbours
-    beta : float
-    gamma : float, optional
-        Of exp(-gamma |x_i - x_j|^2 / (r_i r_j)), r = q^beta over its geometric mean, in place of that.
-
-    Attributes
-    ----------
-    points : array of shape (N,)
-        s_i.
-    dimension : int
-        Of the data, by the first curve.
-    curve : WidthCurve
-        The second one: widths are factors of r.
-    """
+    """Widths s_i = s q_i^beta of exp(-|x_i - x_j|^2 / (s_i s_j)), q being the density of points."""
 
     def __init__(self, search: Neighbours, beta: float, gamma: float | None = None) -> None:
         self._beta, self._unit = beta, search.unit
@@ -111,7 +91,7 @@ class VariableWidths:
         self.points = self._scale * relative
 
     def at(self, distances: Floats, ends: NDArray[Any]) -> Floats:
-        """Return the widths of other points, (M,); one at the place of a point has the width of that."""
+        """Return the widths of other points, (M,)."""
         known = distances[:, :1] == 0
         apart = np.where(known, distances[:, 1:], distances[:, :-1])
         there = np.where(known, ends[:, 1:], ends[:, :-1])

@@ -1,4 +1,4 @@
-"""Convergence studies: measured rates and limits beside what the theory says they are."""
+"""Measured rates and limits beside theory."""
 
 from nlflow.studies.fits import Fit
 from nlflow.studies.result import StudyResult

@@ -1,4 +1,4 @@
-"""Running cases: side by side, each kept as soon as it is done, and after an interruption only those that are left."""
+"""Running cases, each kept as soon as it is done."""
 
 from __future__ import annotations
 
@@ -20,10 +20,9 @@ class Case:
     Attributes
     ----------
     name : str
-        Tells it from all other cases of the run, and names its record.
+        Tells it from all other cases, and names its record.
     call : callable
-        Returns the finding, which must not depend on the process that it is called in. It is not None: that says that
-        a case has to be computed.
+        Returns the finding, which does not depend on the process and is not None.
     arguments : tuple
     """
 
@@ -34,7 +33,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Done:
-    """A case with its finding, and whether that was read instead of computed."""
+    """A case with its finding, and whether that was read."""
 
     case: Case
     finding: Any
@@ -42,13 +41,13 @@ class Done:
 
 
 class Keeper(Protocol):
-    """What findings are kept in, such as `nlflow.store.records.Records` and `Table`."""
+    """What findings are kept in."""
 
     def read(self, name: str) -> Any | None:
-        """Return the finding of a case; None if it has to be computed."""
+        """Return a finding, or None."""
 
     def write(self, name: str, finding: Any) -> None:
-        """Keep the finding of a case."""
+        """Keep a finding."""
 
 
 def run_cases(
@@ -61,26 +60,9 @@ def run_cases(
     threads: bool = False,
     bar: Any = None,
 ) -> Generator[Done]:
-    """Yield every case with its finding: first what is known already, then each as soon as it is done and kept.
+    """Yield every case with its finding: first what is known, then each as soon as it is done and kept.
 
-    Close the iterator to end the cases that still run.
-
-    Parameters
-    ----------
-    cases : iterable of Case
-    keeper : Keeper, optional
-        Asked for what is known (unless `resume` is False), and given each finding before it is yielded.
-    jobs, scheduler
-        As for `nlflow.backends.workers.completed`.
-    threads : bool
-        Run cases in threads of this process: for cases that only wait for processes which they start.
-    bar : tqdm, optional
-        Counts the cases.
-
-    Raises
-    ------
-    WorkerError
-        When worker processes keep dying; what is done is kept.
+    Close the iterator to end the cases that still run. `threads` is for cases that only wait for processes.
     """
     known, left, names = [], [], set[str]()
     for case in cases:

@@ -1,4 +1,4 @@
-"""What to cite: the package, and the theory behind what was run, as BibTeX."""
+"""What to cite, as BibTeX."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ THEORY: Mapping[str, tuple[str, ...]] = {
 
 
 def bibtex(subject: str = "flows") -> str:
-    """Return the package and the works behind a subject of `THEORY` as BibTeX."""
+    """Return the package and the works behind a subject of `THEORY`."""
     keys = THEORY[check_choice("subject", subject, tuple(THEORY))]
     return "\n".join([_package(), *(_entries()[key] for key in keys)])
 
@@ -43,7 +43,6 @@ def _entries() -> dict[str, str]:
 
 
 def _package() -> str:
-    """Return the entry of the package, from its CITATION.cff."""
     told = _citation()
     fields = {
         "author": "{" + told["author"] + "}",  # a group: no family name and no given ones

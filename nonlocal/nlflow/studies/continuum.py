@@ -1,4 +1,4 @@
-"""The average of the continuum, int k(x, y) u(y) dy / int k(x, y) dy, to about rounding and without a grid."""
+"""The average of the continuum."""
 
 from __future__ import annotations
 
@@ -23,11 +23,7 @@ _BLOCK = 2**20  # positions at a time
 
 
 def continuum_average(kernel: RadialKernel, signal: Signal, x: Floats, boundary: str) -> tuple[Floats, float]:
-    """Return averages (T, D) about positions x (T, m) of the unit interval or square, and an estimate of their error.
-
-    The estimate is the largest change at the last doubling of quadrature nodes, in units of the signal, a function of
-    positions (M, m) in the unit box.
-    """
+    """Return averages (T, D) int k(x, y) u(y) dy / int k(x, y) dy about positions x (T, m), and their error."""
     found = [_converged(kernel, signal, point, boundary) for point in np.asarray(x, dtype=np.float64)]
     return np.concatenate([average for average, _ in found]), max(error for _, error in found)
 

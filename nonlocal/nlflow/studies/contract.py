@@ -1,4 +1,4 @@
-"""The contract of a kind of study: its options, how one case is measured, and what the measurements say."""
+"""The contract of a kind of study."""
 
 from __future__ import annotations
 
@@ -28,15 +28,7 @@ ROUNDING = _ROUNDINGS * float(np.finfo(np.float64).eps)
 
 @dataclass(frozen=True)
 class Setting:
-    """One piece of work, done as a whole.
-
-    Attributes
-    ----------
-    label : dict
-        The columns that say what the case is, in plain data.
-    options : dict
-        What measuring it needs: the options of the study, each list replaced by one of its entries.
-    """
+    """A case: its columns as `label`, and the options that measuring it needs."""
 
     label: Row
     options: Options
@@ -47,10 +39,7 @@ class Kind(ABC):
 
     Attributes
     ----------
-    name : str
-        What users call it.
-    summary : str
-        One line about it.
+    name, summary : str
     defaults : dict
         The options that it has, with their defaults; None where the kind chooses by the other options.
     axes : tuple of str
@@ -58,8 +47,7 @@ class Kind(ABC):
     setting : tuple of str
         The axes whose values are fitted apart from each other.
     columns : dict
-        What a row of `measure` consists of, in this order, with the type of each; rows that come from a file
-        are held against it.
+        What a row of `measure` consists of, with the type of each.
     """
 
     name: ClassVar[str]
@@ -70,38 +58,32 @@ class Kind(ABC):
     columns: ClassVar[Mapping[str, Column]]
 
     def check(self, options: Options, given: Mapping[str, Any]) -> None:  # noqa: B027  # a hook
-        """Fill in what depends on other options, and raise `InputError` for what cannot be studied.
-
-        `options` are checked one by one and may be changed; `given` is what the user gave.
-        """
+        """Fill in what depends on other options, and raise `InputError` for what cannot be studied."""
 
     @abstractmethod
     def measure(self, options: Options, seed: np.random.SeedSequence) -> list[Row]:
-        """Return the measurements of one case, without its label."""
+        """Measure one case."""
 
     def fits(self, rows: list[Row], options: Options) -> list[Fit]:
-        """Return what all measurements together say, setting by setting."""
+        """Return what all measurements say."""
         settings = grouped(rows, self.setting)
         return [fit for setting, members in settings for fit in self.fitted(in_words(setting), members, options)]
 
     @abstractmethod
     def fitted(self, name: str, rows: list[Row], options: Options) -> Iterator[Fit]:
-        """Yield what the measurements of one setting say."""
+        """Yield one setting's fits."""
 
     @abstractmethod
     def figure(self, rows: list[Row], fits: list[Fit]) -> Figure:
         """Draw the measurements."""
 
     def condensed(self, rows: list[Row]) -> list[Row]:
-        """Return the lines of the table that people read; all measurements where these are few."""
+        """Return what people read."""
         return rows
 
 
 def judged(error: float, scale: float, floor: float = 0.0, dtype: str = "float64") -> Row:
-    """Return the columns that say whether an error can be fitted: not if it is rounding, or no number.
-
-    `floor` is what the reference itself may be wrong by, relative to `scale`; `dtype` is what was computed in.
-    """
+    """Return the columns that say whether an error can be fitted: not if it is rounding, or no number."""
     if not np.isfinite(error):
         return {"used": False, "note": "not finite"}
     if error <= (_ROUNDINGS * float(np.finfo(dtype).eps) + floor) * scale:
@@ -110,12 +92,12 @@ def judged(error: float, scale: float, floor: float = 0.0, dtype: str = "float64
 
 
 def columns(rows: Sequence[Row], *names: str) -> list[list[Any]]:
-    """Return columns of a table."""
+    """Return columns."""
     return [[row[name] for row in rows] for name in names]
 
 
 def grouped(rows: Sequence[Row], columns: Sequence[str]) -> list[tuple[Row, list[Row]]]:
-    """Return the rows that agree in `columns`, with what they agree in, in the order of their first appearance."""
+    """Return the rows that agree in `columns`."""
     groups: dict[tuple[Any, ...], list[Row]] = {}
     for row in rows:
         groups.setdefault(tuple(row.get(column) for column in columns), []).append(row)

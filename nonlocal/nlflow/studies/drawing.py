@@ -1,4 +1,4 @@
-"""From measurements and fits to the figures of `nlflow.plotting`."""
+"""From measurements and fits to figures."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MOST_PANELS = 12
 
 
 def told(setting: Row, rows: Sequence[Row]) -> str:
-    """Return what a setting has that not all rows share, as a title; all of it where they share everything."""
+    """Return what a setting has that not all rows share, or all of it."""
     own = {name: value for name, value in setting.items() if len({row.get(name) for row in rows}) > 1}
     return setting_in_math(own or setting)
 
@@ -42,7 +42,7 @@ def rate_panel(
     scale: str = "loglog",
     band: tuple[str, str] | None = None,
 ) -> Figure:
-    """Draw one panel for each setting, with one series for each value of the column `split`."""
+    """Draw one panel for each setting, with one series for each value of `split`."""
     by_name = {fit.name: fit for fit in fits if math.isfinite(fit.slope)}
     panels: dict[str, list[Series]] = {}
     rest = [name for name in columns if name != split]

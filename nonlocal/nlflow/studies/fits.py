@@ -1,4 +1,4 @@
-"""Straight lines through measurements, with confidence intervals, and what the theory expects of them."""
+"""Straight lines through measurements."""
 
 from __future__ import annotations
 
@@ -49,17 +49,17 @@ class Fit:
     what : str
         What was measured, with its unit.
     slope : float
-        The number: for most kinds the slope of a regression. NaN when there was too little to fit; `reason` says why.
+        The number; NaN when there was too little to fit.
     low, high : float
         The 95 % interval of the regression (Student's t), extended to where the finer half of the sizes points; for
-        other numbers what `what` says. NaN where the number is one without scatter.
+        other numbers what `what` says.
     expected : float or None
-        What the theory says; None where it says nothing.
+        What the theory says.
     relation : {'=', '>=', '<=', 'in'}
         Whether the number should equal `expected`, be at least or at most that, or lie between `low` and `high`, which
         are bounds then.
     tolerance : float
-        How far from `expected` still counts as that, since sizes are finite.
+        How far from `expected` still counts as that.
     points : int
         Measurements that went into it.
     intercept : float
@@ -85,15 +85,14 @@ class Fit:
         """``'agrees'``, ``'disagrees'`` or ``'cannot tell'``; empty where nothing is expected.
 
         *agrees* where the interval holds what is expected and ends within four tolerances of it, *disagrees* where it
-        lies beyond the tolerance. What excludes the expected number by less than the tolerance, and what is too wide,
-        cannot tell. Where the number should be at least or at most what is expected, it agrees if the interval holds
-        such numbers and none that are off by more than one tolerance. A number between bounds agrees or disagrees.
+        lies beyond the tolerance. For '>=' and '<=' it agrees if the interval holds such numbers and none that are off
+        by more than one tolerance.
         """
         return self._judgement[0]
 
     @property
     def passed(self) -> bool | None:
-        """True where it agrees, False where it disagrees; None where nothing is expected or nobody can tell."""
+        """True where it agrees, False where it disagrees, else None."""
         return {"agrees": True, "disagrees": False}.get(self.verdict)
 
     @property
@@ -103,7 +102,7 @@ class Fit:
 
     @property
     def expectation(self) -> str:
-        """What is expected, with its tolerance, in words; empty where nothing is."""
+        """What is expected, in words."""
         if self.relation == "in" and not math.isnan(self.high):
             return "within its bounds"
         if self.expected is None:
@@ -157,11 +156,7 @@ def _above(low: float, high: float, bound: float, tolerance: float, beyond: str)
 
 
 def regress(x: Sequence[float], y: Sequence[float]) -> Line:
-    """Return the least-squares line through at least three points.
-
-    The intervals are slope ± t(0.975, n - 2) s / sqrt(sum (x - mean x)^2), with s^2 the sum of squared residuals over
-    n - 2, and that of the intercept likewise. `ValueError` for fewer points, or when all x are equal.
-    """
+    """Return the least-squares line through at least three points, or raise `ValueError`."""
     a, b = np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64)
     n = a.size
     spread = float(((a - a.mean()) ** 2).sum())
@@ -176,12 +171,12 @@ def regress(x: Sequence[float], y: Sequence[float]) -> Line:
 
 
 def no_fit(name: str, what: str, reason: str, expected: float | None = None, relation: str = "=") -> Fit:
-    """Return a fit that could not be made, with the reason."""
+    """Return a failed fit."""
     return Fit(name, what, math.nan, math.nan, math.nan, expected, relation=relation, reason=reason)
 
 
 def largest(name: str, what: str, values: Sequence[float], bound: float) -> Fit:
-    """Return the largest of several deviations, none of which should be above a bound."""
+    """Return the largest of several deviations from a bound."""
     return Fit(name, what, max(values), math.nan, math.nan, bound, relation="<=", points=len(values))
 
 
@@ -200,10 +195,8 @@ def power_fit(
 ) -> Fit:
     """Fit log y on log x (on x itself with `exponential`) through the points that are `used`, both > 0.
 
-    NaN with a reason where fewer than three sizes are left. The interval is that of the regression, and reaches to
-    where the finer half of the sizes points. Without `sampled` points scatter since their sequence is not straight: its
-    slope may go on as it changed from all to the finer half, at most twice as far. `rounding` is the relative error of
-    the smallest y, whose absolute one all have.
+    Without `sampled` points scatter since their sequence is not straight: its slope may go on as it changed from all to
+    the finer half, at most twice as far. `rounding` is the relative error of the smallest y.
     """
     chosen = [(float(a), float(b)) for a, b, use in zip(x, y, used, strict=True) if use]
     sizes = {a for a, _ in chosen}

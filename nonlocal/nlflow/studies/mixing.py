@@ -1,4 +1,4 @@
-"""How fast the chain of an affinity forgets where it began."""
+"""How fast a chain forgets."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Mixing(Kind):
     }  # fmt: skip
 
     def measure(self, options: Options, seed: np.random.SeedSequence) -> list[Row]:
-        """Return the distances after k steps."""
+        """See `Kind.measure`."""
         problem = build(options, np.random.default_rng(seed))
         chain = MarkovChain(problem.affinity, laziness=options["laziness"])
         origin, eps = options["origin"], options["eps"]
@@ -95,7 +95,7 @@ class Mixing(Kind):
         ]
 
     def fitted(self, name: str, rows: list[Row], options: Options) -> Iterator[Fit]:
-        """Yield the late rate and the mixing time of a chain."""
+        """See `Kind.fitted`."""
         first = rows[0]
         expected = -float(first["rate"]) if math.isfinite(first["rate"]) else None
         fit = power_fit(
@@ -109,7 +109,7 @@ class Mixing(Kind):
         yield _time(name, first, options["eps"])
 
     def condensed(self, rows: list[Row]) -> list[Row]:
-        """Return one line for each chain."""
+        """See `Kind.condensed`."""
         shown = ("mu_2", "rate", "mixing_time", "lower", "upper")
         return [
             {**setting, **{column: members[0][column] for column in shown}, "steps": members[-1]["k"]}
@@ -117,7 +117,7 @@ class Mixing(Kind):
         ]
 
     def figure(self, rows: list[Row], fits: list[Fit]) -> Figure:
-        """Draw both distances over the steps, with the measured and the expected rate."""
+        """See `Kind.figure`."""
         from nlflow.studies.drawing import rate_panel
 
         lines = []

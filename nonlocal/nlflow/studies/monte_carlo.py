@@ -1,4 +1,4 @@
-"""Random nodes in place of a grid: the error of averages over their number."""
+"""Random nodes, not grids."""
 
 from __future__ import annotations
 
@@ -28,11 +28,7 @@ _SETTING = ("kernel", "dimension", "channels")
 
 
 class MonteCarlo(Kind):
-    """Error at fixed targets, over independent draws of N nodes; expected: N^(-1/2).
-
-    The nodes are uniform in the unit box and the reference is its continuum; with keys and values, N tokens are drawn
-    from the given ones with replacement and the reference is the average over all of them.
-    """
+    """Error at fixed targets, over independent draws of N nodes or tokens; expected: N^(-1/2)."""
 
     name = "monte-carlo"
     summary = "error of averages over random nodes"
@@ -52,7 +48,7 @@ class MonteCarlo(Kind):
     columns = {"draw": int, "error": float, **JUDGED}  # noqa: RUF012
 
     def check(self, options: Options, given: Any) -> None:
-        """Raise `InputError` for fewer than three sizes, and for what has neither continuum nor tokens."""
+        """See `Kind.check`."""
         check_sizes("nodes", options["nodes"])
         if options["keys"] is None:
             check_continuum(options)
@@ -66,7 +62,7 @@ class MonteCarlo(Kind):
         options["channels"] = None
 
     def measure(self, options: Options, seed: np.random.SeedSequence) -> list[Row]:
-        """Return the root mean square error over the targets, for each draw."""
+        """See `Kind.measure`."""
         kernel, count = options["kernel"], options["nodes"]
         draw, exact, scale, floor = _over_box(options) if options["keys"] is None else _over_tokens(options)
         rows = []
@@ -84,12 +80,12 @@ class MonteCarlo(Kind):
         return rows
 
     def fitted(self, name: str, rows: list[Row], options: Options) -> Iterator[Fit]:
-        """Yield the order in N, by regression over all draws."""
+        """See `Kind.fitted`."""
         drawn = columns(rows, "nodes", "error", "used")
         yield power_fit(name, "order in N", *drawn, expected=-0.5, tolerance=0.05, sampled=True)
 
     def condensed(self, rows: list[Row]) -> list[Row]:
-        """Return one line for each number of nodes: median and range of the error over the draws."""
+        """See `Kind.condensed`."""
         lines = []
         for setting, members in grouped(rows, self.axes):
             errors = np.array([row["error"] for row in members])
@@ -103,7 +99,7 @@ class MonteCarlo(Kind):
         return lines
 
     def figure(self, rows: list[Row], fits: list[Fit]) -> Figure:
-        """Draw the median error over N with the range of 95 % of the draws."""
+        """See `Kind.figure`."""
         from nlflow.studies.drawing import rate_panel
 
         lines = [{**line, "used": bool(line["used"])} for line in self.condensed(rows)]

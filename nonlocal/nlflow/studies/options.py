@@ -1,4 +1,4 @@
-"""Reading the options of a study: one check for each, lists made of single values, kernels made of text."""
+"""The options of studies."""
 
 from __future__ import annotations
 
@@ -29,11 +29,7 @@ _WORDS = re.compile(r"(,\s*\w+\s*=(?!=)[^,()]*)*$")  # the parameters that follo
 
 
 def parse_kernel(text: str) -> Kernel:
-    """Return the kernel that a text such as ``gaussian:width=0.1`` stands for, or raise `InputError`.
-
-    The names are those of `nlflow.kernels.NAMED`, the parameters those of the kernels that are numbers; a formula is
-    ``formula:1/(1 + r**2),width=0.1``.
-    """
+    """Return the kernel of a text such as ``gaussian:width=0.1`` or ``formula:1/(1 + r**2),width=0.1``."""
     name, _, rest = text.strip().partition(":")
     kind = KERNELS.get(name.strip().lower())
     if kind is None:
@@ -157,7 +153,7 @@ def _checked(name: str, value: Any) -> Any:
 
 
 def read_options(kind: Kind, given: Mapping[str, Any]) -> Options:
-    """Return all options of a kind of study, checked; None stands for an option that was not given."""
+    """Return all options of a kind of study, checked."""
     for name in given:
         if name not in kind.defaults:
             near = get_close_matches(name, kind.defaults, 1)
@@ -240,7 +236,7 @@ OWN: Options = dict.fromkeys(("domain", "start", "keys", "queries", "values"))
 
 
 def check_sizes(name: str, values: Sequence[Any]) -> None:
-    """Raise `InputError` for fewer than three sizes (all different), too few for a line with an interval."""
+    """Raise `InputError` for fewer than three sizes (all different)."""
     if len(values) < FEWEST:
         raise InputError(
             f"{name}: got {len(values)} different value(s), expected at least {FEWEST} to fit a line through; give more"

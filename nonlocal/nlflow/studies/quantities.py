@@ -1,8 +1,4 @@
-r"""What is measured, once: the symbol of each quantity, its words and its unit, for axes and tables.
-
-Norms are those of the flow: ``|v|_m^2 = sum_i m_i |v_i|^2 / sum_i m_i`` with m = w in the L2 metric and m = w d in that
-of degrees; the norm of a chain has its stationary law pi for m.
-"""
+"""What is measured: symbols, words and units, for axes and tables."""
 
 from __future__ import annotations
 
@@ -13,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Quantity:
-    """A quantity: its symbol in LaTeX, without dollar signs, what it is in words, and its unit; none for a number."""
+    """A quantity: its symbol in LaTeX, its words and its unit."""
 
     symbol: str
     words: str = ""
@@ -21,13 +17,13 @@ class Quantity:
 
     @property
     def label(self) -> str:
-        """The label of an axis: words, symbol and unit."""
+        """Label of an axis."""
         text = f"{self.words} ${self.symbol}$" if self.words else f"${self.symbol}$"
         return f"{text} [{self.unit}]" if self.unit else text
 
     @property
     def heading(self) -> str:
-        """The heading of a column: symbol and unit."""
+        """Heading of a column."""
         return f"${self.symbol}$ [{self.unit}]" if self.unit else f"${self.symbol}$"
 
 
@@ -90,7 +86,7 @@ PHRASES: Mapping[str, str] = {
 
 
 def in_math(words: str) -> str:
-    """Return words of a fit or a setting with what is mathematics in them as such."""
+    """Return words with what is mathematics in them as such."""
     for plain in sorted(PHRASES, key=len, reverse=True):
         if words == plain or (len(plain) > 2 and plain in words):
             return PHRASES[plain].join(in_math(part) if part else "" for part in words.split(plain, 1))
@@ -98,7 +94,7 @@ def in_math(words: str) -> str:
 
 
 def setting_in_math(setting: Mapping[str, Any]) -> str:
-    """Return a setting as the title of a panel: values with their symbols."""
+    """Return a setting as the title of a panel."""
     parts = []
     for name, value in setting.items():
         shown = f"{value:g}" if isinstance(value, float) else str(value)

@@ -1,4 +1,4 @@
-"""The file of a study: what it takes to repeat it to the bit, and what it gave."""
+"""The file of a study."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def current() -> dict[str, str]:
 
 
 def rows_digest(rows: list[Row]) -> str:
-    """Return the digest of measurements, to the last bit of each float."""
+    """Return the digest of measurements."""
     return digest(encode(rows))
 
 
@@ -47,8 +47,7 @@ def rows_digest(rows: list[Row]) -> str:
 def study_files(kind: str, given: Mapping[str, Any], seed: int, rows: list[Row]) -> dict[str, bytes]:
     """Return ``study.toml`` and the arrays beside it.
 
-    `given` are the options that were given, checked. What no file can hold, functions and objects of one's own, is
-    named with its digest: whoever repeats the study gives it again.
+    What no file can hold, functions and objects of one's own, is named with its digest.
     """
     options, arrays, own, files = {}, {}, {}, {}
     for name, value in given.items():
@@ -128,24 +127,7 @@ def _value(value: Any) -> str:
 
 @dataclass(frozen=True)
 class Recipe:
-    """A study as its file tells it.
-
-    Attributes
-    ----------
-    path : Path
-    kind : str
-    seed : int
-    options : dict
-        What `run_study` takes, with the arrays.
-    own : dict
-        Options that the file cannot hold, and their digests.
-    program : dict
-        Versions, source and machine.
-    sha256 : str
-        Digest of the measurements.
-    edited : bool
-        Whether the study of the file is no longer the one that was measured.
-    """
+    """A study as its file tells it; `own` are options that the file cannot hold, `edited` says that it was changed."""
 
     path: Path
     kind: str
@@ -157,7 +139,7 @@ class Recipe:
     edited: bool
 
     def with_own(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the options of the study, with those that only its user has; `InputError` for others, and without."""
+        """Return the options of the study, with those that only its user has."""
         for name in given:
             if name not in self.own:
                 raise InputError(
@@ -187,12 +169,12 @@ class Recipe:
 
 
 def is_study_file(kind: Any) -> bool:
-    """Whether this names a file instead of a kind of study."""
+    """Whether it is a file."""
     return isinstance(kind, os.PathLike) or (isinstance(kind, str) and kind.endswith(ENDING))
 
 
 def read_study(path: str | os.PathLike[str]) -> Recipe:
-    """Return the study of a file, or raise `FileFormatError`: for what is none, or of another format."""
+    """Return the study of a file, or raise `FileFormatError`."""
     place = Path(path)
     content = {"arrays": {}, **_load(place)}
     wrong = next((name for name, kind in _PARTS.items() if type(content.get(name)) is not kind), None)

@@ -1,4 +1,4 @@
-"""What a study returns: measurements, fits, tables, a figure and files of them."""
+"""What a study returns."""
 
 from __future__ import annotations
 
@@ -58,8 +58,7 @@ class StudyResult:
         Parameters
         ----------
         form : {'text', 'csv', 'markdown', 'latex'}
-            CSV has every measurement with all digits; the others may have a summary. LaTeX is a tabular with the rules
-            of booktabs.
+            CSV has every measurement with all digits; the others may have a summary.
         what : {'rows', 'fits'}
             Measurements, or what they say beside what is expected.
 
@@ -74,7 +73,7 @@ class StudyResult:
         return render_table(self.rows if form == "csv" or self._kind is None else self._kind.condensed(self.rows), form)
 
     def report(self) -> str:
-        """Return the measurements, the fits beside what is expected, and what the verdicts mean, as text."""
+        """Return measurements, fits and what the verdicts mean, as text."""
         meaning = textwrap.fill(" ".join(VERDICTS.split()), 118) if any(fit.verdict for fit in self.fits) else ""
         return "\n\n".join(filter(None, (self.table(), self.table(what="fits"), meaning)))
 
@@ -84,7 +83,7 @@ class StudyResult:
         Parameters
         ----------
         width : float
-            Inches, 2.5 to 40: 3.3 is the column of a journal, 7 its page. The height follows.
+            Inches, 2.5 to 40.
         style : str or path, optional
             A style sheet of matplotlib: one of ``matplotlib.style.available``, or a file ``NAME.mplstyle``.
 
@@ -107,7 +106,7 @@ class StudyResult:
         return bibtex(self.kind)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return everything in JSON's types; NaN and infinities, which JSON lacks, become None."""
+        """Return everything in JSON's types; NaN and infinities become None."""
         content = {
             "kind": self.kind,
             "options": self.options,
@@ -128,10 +127,10 @@ class StudyResult:
         width: float = WIDTH,
         style: str | os.PathLike[str] | None = None,
     ) -> list[str]:
-        """Write tables, everything, the figure and the study itself to a folder, each complete or not at all.
+        """Write tables, everything, the figure and the study itself to a folder.
 
-        ``table`` and ``fits`` as ``.csv`` (all digits), ``.md`` and ``.tex``, ``result.json``, ``figure`` in each
-        format, and ``study.toml``, which `run_study` takes to repeat the study; arrays that were given lie beside it.
+        ``table`` and ``fits`` as ``.csv``, ``.md`` and ``.tex``, ``result.json``, ``figure`` in each format, and
+        ``study.toml``, which `run_study` takes to repeat the study; arrays that were given lie beside it.
 
         Parameters
         ----------
@@ -174,14 +173,14 @@ def _json(report: Any) -> bytes:
 
 
 def write_files(folder: str | os.PathLike[str], files: Mapping[str, bytes]) -> None:
-    """Write files to a folder, which is made if it is missing."""
+    """Write files to a folder."""
     place = make_folder(folder)
     for name, content in files.items():
         write_content(place / name, content)
 
 
 def save_results(folder: str | os.PathLike[str], rows: list[Row], report: dict[str, Any], figure: Any) -> None:
-    """Write ``table.csv``, ``result.json`` and ``figure.png`` to a folder, which is made if it is missing."""
+    """Write ``table.csv``, ``result.json`` and ``figure.png`` to a folder."""
     from nlflow.plotting import render
 
     files = {"table.csv": render_csv(rows).encode(), "result.json": _json(report), "figure.png": render(figure, "png")}
@@ -189,7 +188,7 @@ def save_results(folder: str | os.PathLike[str], rows: list[Row], report: dict[s
 
 
 def fit_rows(fits: Sequence[Fit], form: str = "text") -> list[Row]:
-    """Return the fits as the rows of a table; words that all names share are left out, but for CSV."""
+    """Return the fits as rows; words that all names share are left out, but for CSV."""
     words = [fit.name.split() for fit in fits]
     shared = set.intersection(*map(set, words)) if len(words) > 1 and form != "csv" else set()
     lines: list[Row] = []

@@ -1,4 +1,4 @@
-"""Running a study: cases in parallel, each kept as soon as it is done, and the rest after an interruption."""
+"""Running a study."""
 
 from __future__ import annotations
 
@@ -75,36 +75,32 @@ def run_study(
     kind : str or path
         ``time-order``: the order of integrators in the step. ``space-order``: the order in N of the averages of a grid
         against the continuum. ``monte-carlo``: the same for random nodes, or for tokens drawn from given ones.
-        ``samples``: the error of attention to n normal tokens against its limit, and its constant.
+        ``samples``: the error of attention to n normal tokens against its limit.
         ``mixing``: how fast the chain of an affinity forgets where it began. ``equilibrium``: diversity of the
-        equilibrium and rate towards it, against their bounds, over fidelities. ``stability``: growth of perturbations
-        under NeuTRENO steps, and the largest stable fidelity. Or the ``study.toml`` of an earlier study, which is
-        repeated: ``provenance['repeated']`` says whether the bits are the same, and which versions differ. Of the
-        options only functions and objects of one's own are given again.
+        equilibrium and rate towards it, against their bounds. ``stability``: growth of perturbations under NeuTRENO
+        steps. Or the ``study.toml`` of an earlier study, which is repeated: ``provenance['repeated']`` says whether the
+        bits are the same. Functions and objects of one's own are given again.
     out : path, optional
         A folder in which every case is kept as soon as it is done. A later call with the same options does the rest.
     jobs : int or None
-        Processes at a time; 1 stays in this one, -1 takes all cores, None what `joblib.parallel_config` says, whose
-        backend is used in any case. Without effect beside the address of a scheduler, which has workers of its own.
+        Processes at a time; 1 stays in this one, -1 takes all cores, None what `joblib.parallel_config` says.
     scheduler : str, optional
         Address of a scheduler of Dask whose workers measure the cases, or ``'local'`` for a cluster of `jobs` processes
         on this machine.
     progress : bool
         Progress bar on stderr.
     rng : int or Generator
-        Seed. Every case draws from a stream of its own, so that its numbers do not depend on jobs and threads.
+        Seed; every case draws from a stream of its own.
     **options
         Lists or single values of ``kernel`` (`Kernel` or text such as ``'gaussian:width=0.1'``), ``nodes`` (along each
         axis of a grid; sample sizes for ``monte-carlo`` and ``samples``), ``dimension`` (1, 2; without a continuum also
         more), ``boundary``, ``channels``, ``fidelity``, ``metric``, ``integrator``, as far as the kind has them; every
         combination is a case. One value of: ``domain`` in place of nodes, dimension and boundary; ``start``, the
         signal, an array or a function of node positions (N, m); ``keys``, ``queries`` and ``values``, arrays of one row
-        for each token, for kernels that compare features (a kernel that does compares the signal itself without them).
-        Besides: steps ``dt`` and end ``t`` (time-order), number of draws ``seeds`` (with sample sizes), ``laziness``,
-        distance ``eps`` and first node or law ``origin`` (mixing), a function of the step that returns an own
-        integrator for ``integrator``; ``device``, for kernels that compare features: ``cpu`` (default), ``cuda``,
-        ``auto`` (a GPU where there is one) or ``cpu-tensors`` (torch on the CPU); ``dtype`` (time-order, stability):
-        ``float64`` or ``float32``.
+        for each token, for kernels that compare features; ``dt`` and ``t`` (time-order); number of draws ``seeds``
+        (with sample sizes); ``laziness``, distance ``eps`` and first node or law ``origin`` (mixing); a function of the
+        step that returns an ``integrator`` of one's own; ``device``, for kernels that compare features: ``cpu``
+        (default), ``cuda``, ``auto`` or ``cpu-tensors``; ``dtype`` (time-order, stability): ``float64`` or ``float32``.
 
     Returns
     -------
@@ -116,7 +112,7 @@ def run_study(
         For options that the kind does not have, unusable values, fewer than three sizes to fit a line through, and a
         device that is not there or does not serve a kernel.
     MemoryLimitError
-        For tensors that do not fit into their device, with the largest number of nodes that does.
+        For tensors that do not fit into their device.
     FileFormatError
         For a ``study.toml`` that is none or of another format, and when `out` holds another study, or cases with
         numbers that no study measures.

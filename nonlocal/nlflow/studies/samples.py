@@ -1,4 +1,4 @@
-"""Attention to n random tokens against its limit, the average over their law: the error over n, and its constant."""
+"""Attention to random tokens."""
 
 from __future__ import annotations
 
@@ -29,10 +29,9 @@ _NORMAL = 1.96
 class Samples(Kind):
     """Error of softmax attention to n tokens drawn from a normal law, expected: C n^(-1/2).
 
-    Keys k are of the law N(0, I) in d dimensions; values are their first D coordinates, the channels. With logits s q.k
-    the limit is E[exp(s q.k) k] / E[exp(s q.k)] = s q, and by the delta method C^2 = E[exp(2 s q.k) |k - s q|^2] /
-    E[exp(s q.k)]^2 = exp(s^2 |q|^2) D (1 + s^2 |q|^2 / d) in the mean over directions of q. Queries have the length of
-    a key, |q|^2 = d.
+    Keys k are of the law N(0, I) in d dimensions; values are their first D coordinates. With logits s q.k the limit is
+    E[exp(s q.k) k] / E[exp(s q.k)] = s q, and by the delta method C^2 = E[exp(2 s q.k) |k - s q|^2] / E[exp(s q.k)]^2 =
+    exp(s^2 |q|^2) D (1 + s^2 |q|^2 / d) in the mean over directions of q, |q|^2 = d.
     """
 
     name = "samples"
@@ -49,7 +48,7 @@ class Samples(Kind):
     columns = {"draw": int, "error": float, "predicted": float, **JUDGED}  # noqa: RUF012
 
     def check(self, options: Options, given: Any) -> None:
-        """Raise `InputError` for fewer than three sizes, for other kernels, and for logits whose tails are not seen."""
+        """See `Kind.check`."""
         del given
         check_sizes("nodes", options["nodes"])
         if max(options["channels"]) > min(options["dimension"]):
@@ -70,7 +69,7 @@ class Samples(Kind):
                     )
 
     def measure(self, options: Options, seed: np.random.SeedSequence) -> list[Row]:
-        """Return the length of the error, for each draw of tokens and a query."""
+        """See `Kind.measure`."""
         kernel, count, dimension = options["kernel"], options["nodes"], options["dimension"]
         strength = _strength(kernel, dimension)
         scale = strength / math.sqrt(dimension)
@@ -89,7 +88,7 @@ class Samples(Kind):
         return rows
 
     def fitted(self, name: str, rows: list[Row], options: Options) -> Iterator[Fit]:
-        """Yield the order in n, and the root mean square error over the predicted one for the largest sizes."""
+        """See `Kind.fitted`."""
         drawn = columns(rows, "nodes", "error", "used")
         yield power_fit(name, "order in n", *drawn, expected=-0.5, tolerance=0.05, sampled=True)
         what = "root mean square error over C n^(-1/2)"
@@ -104,7 +103,7 @@ class Samples(Kind):
         yield Fit(name, what, math.sqrt(mean), low, high, 1.0, tolerance=_CONSTANT, points=int(squares.size))
 
     def condensed(self, rows: list[Row]) -> list[Row]:
-        """Return one line for each number of tokens: error over the draws, and the predicted one."""
+        """See `Kind.condensed`."""
         lines = []
         for setting, members in grouped(rows, self.axes):
             errors = np.array([row["error"] for row in members])
@@ -116,7 +115,7 @@ class Samples(Kind):
         return lines
 
     def figure(self, rows: list[Row], fits: list[Fit]) -> Figure:
-        """Draw the median error over n, with the range of 95 % of the draws."""
+        """See `Kind.figure`."""
         from nlflow.studies.drawing import rate_panel
 
         lines = [{**line, "used": bool(line["used"])} for line in self.condensed(rows)]

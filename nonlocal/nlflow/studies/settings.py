@@ -1,4 +1,4 @@
-"""From the options of a case to what is measured: domain, affinity, signal and flow."""
+"""From options to what is measured."""
 
 from __future__ import annotations
 
@@ -62,13 +62,13 @@ def _labels(name: str, values: list[Any]) -> list[Any]:
 
 
 def grid(nodes: int, dimension: int, boundary: Boundary) -> Grid:
-    """Return the grid of the unit interval, square or cube with this many nodes along each axis."""
+    """Return the grid of the unit interval, square or cube."""
     return Grid((nodes,) * dimension, spacing=1 / nodes, boundary=boundary)
 
 
 @dataclass(frozen=True)
 class Problem:
-    """What one case is about: an affinity, and a signal on its domain."""
+    """An affinity, and a signal on its domain."""
 
     affinity: Affinity
     start: Array
@@ -80,7 +80,7 @@ class Problem:
 
 
 def extent(options: Options) -> tuple[int, int, int, str]:
-    """Return the number of nodes, features and channels of a case, and its dtype; for estimates of memory."""
+    """Return nodes, features, channels and dtype."""
     keys, domain = options.get("keys"), options.get("domain")
     nodes = domain.size if domain is not None else len(keys) if keys is not None else 0
     nodes = nodes or options["nodes"] ** options["dimension"]
@@ -90,10 +90,7 @@ def extent(options: Options) -> tuple[int, int, int, str]:
 
 
 def build(options: Options, rng: np.random.Generator, *, exact: bool = False) -> Problem:
-    """Return the problem of a case; the signal is standard normal where none is given.
-
-    With `exact` it is computed in float64 whatever the dtype of the case, on data that is rounded to it.
-    """
+    """Return the problem of a case; with `exact` in float64, on data that is rounded to its dtype."""
     device, dtype = options.get("device", CPU), options.get("dtype", "float64")
     used = "float64" if exact else dtype
 
@@ -124,7 +121,7 @@ def build(options: Options, rng: np.random.Generator, *, exact: bool = False) ->
 
 
 def sampled(signal: Any, domain: Domain) -> Any:
-    """Return a signal on a domain: an array as it is, a function of node positions (N, m) at the nodes."""
+    """Return a signal on a domain."""
     if not callable(signal):
         return domain.check_signal("start", signal)
     values = values_at(signal, domain.nodes)
@@ -132,7 +129,7 @@ def sampled(signal: Any, domain: Domain) -> Any:
 
 
 def values_at(signal: Callable[[Floats], Any], positions: Floats) -> Floats:
-    """Return a user's signal at positions (M, m), shape (M,) or (M, D), or raise `InputError`."""
+    """Return a user's signal at positions (M, m)."""
     values = np.asarray(to_numpy(check_array("start", signal(positions))), dtype=np.float64)
     count = len(positions)
     if values.ndim not in (1, 2) or len(values) != count:
@@ -144,7 +141,7 @@ def values_at(signal: Callable[[Floats], Any], positions: Floats) -> Floats:
 
 
 def smooth(boundary: str, channels: int) -> Callable[[Floats], Floats]:
-    """Return a smooth signal, a function of positions (N, m), that a boundary continues smoothly."""
+    """Return a smooth signal that a boundary continues smoothly."""
 
     def signal(x: Floats) -> Floats:
         shift = np.arange(channels) * 0.7
@@ -160,7 +157,7 @@ def smooth(boundary: str, channels: int) -> Callable[[Floats], Floats]:
 
 
 def build_flow(weights: Affinity, observed: Array, metric: str, fidelity: float) -> LinearFlow:
-    """Return the flow of J (fidelity 0) or E; by P itself for a non-symmetric affinity in the degree metric."""
+    """Return the flow of J or E; by P itself for a non-symmetric affinity in the degree metric."""
     if metric == "degree" and not weights.symmetric:
         return AttentionFlow(weights, observed if fidelity > 0 else None, fidelity)
     functional = E(weights, observed, fidelity, measure=metric) if fidelity > 0 else J(weights)
@@ -168,7 +165,7 @@ def build_flow(weights: Affinity, observed: Array, metric: str, fidelity: float)
 
 
 def solve_to_end(*arguments: Any, **options: Any) -> Solution[Any]:
-    """Solve as `nlflow.solve`, but raise `KeyboardInterrupt` at Ctrl-C: a part of a run is no measurement."""
+    """Solve as `nlflow.solve`, but raise `KeyboardInterrupt` at Ctrl-C."""
     solution = solve(*arguments, **options)
     if solution.status is Status.INTERRUPTED:
         raise KeyboardInterrupt
@@ -176,7 +173,7 @@ def solve_to_end(*arguments: Any, **options: Any) -> Solution[Any]:
 
 
 def integrate(flow: LinearFlow, start: Array, times: float | list[float], integrator: Integrator) -> Solution[Any]:
-    """Integrate a flow to the end; Ctrl-C ends it with `KeyboardInterrupt`, and a failure with `NumericalError`."""
+    """Integrate to the end, or raise `NumericalError`."""
     wanted = [0.0, times] if isinstance(times, float) else times
     solution = solve_to_end(flow, start, t_eval=wanted, integrator=integrator, energies=False)
     if not solution.success:
@@ -185,10 +182,7 @@ def integrate(flow: LinearFlow, start: Array, times: float | list[float], integr
 
 
 def exact_solution(flow: LinearFlow, start: Array, t: float) -> tuple[Array, float]:
-    """Return u(t) to about rounding, and a bound of its error relative to the signal.
-
-    By the exact exponential for symmetric flows, by `scipy.linalg.expm` of [[-A, phi f], [0, 0]] for others.
-    """
+    """Return u(t) to about rounding, and a bound of its relative error."""
     if flow.symmetric:
         solution = integrate(flow, start, t, Exponential(tol=1e-13))
         return solution.final, 2 * float(solution.stats["error_bound"])

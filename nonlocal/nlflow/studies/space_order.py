@@ -1,4 +1,4 @@
-"""The order of grids: the error of their averages against the continuum over the number of nodes."""
+"""The order of grids."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _STEEP = 6.0
 
 
 class SpaceOrder(Kind):
-    """Error of (Pu)(x) at nodes x of a grid against int k(x, y) u(y) dy / int k(x, y) dy."""
+    """Error of (Pu)(x) at nodes x of a grid against the continuum."""
 
     name = "space-order"
     summary = "order of grid averages in the number of nodes"
@@ -46,13 +46,13 @@ class SpaceOrder(Kind):
     columns = {"nodes": int, "spacing": float, "error": float, "law": str, **JUDGED}  # noqa: RUF012
 
     def check(self, options: Options, given: Any) -> None:
-        """Raise `InputError` for kernels and signals that have no continuum, and for fewer than three sizes."""
+        """See `Kind.check`."""
         check_continuum(options)
         if "nodes" in given:
             check_sizes("nodes", options["nodes"])
 
     def measure(self, options: Options, seed: np.random.SeedSequence) -> list[Row]:
-        """Return the error for each number of nodes."""
+        """See `Kind.measure`."""
         del seed  # nothing is drawn
         kernel, boundary, dimension = options["kernel"], options["boundary"], options["dimension"]
         signal = partial(values_at, options["start"] or smooth(boundary, options["channels"]))
@@ -61,7 +61,7 @@ class SpaceOrder(Kind):
         return [_error(kernel, boundary, dimension, signal, n, law) for n in sorted(sizes)]
 
     def fitted(self, name: str, rows: list[Row], options: Options) -> Iterator[Fit]:
-        """Yield the order, or for spectral convergence its exponential rate and the order at the finest sizes."""
+        """See `Kind.fitted`."""
         law = rows[0]["law"]
         if law != "spectral":
             yield _algebraic(name, law, rows)
@@ -70,7 +70,7 @@ class SpaceOrder(Kind):
         yield _steepness(name, rows)
 
     def figure(self, rows: list[Row], fits: list[Fit]) -> Figure:
-        """Draw the errors over the nodes along an axis; half logarithmic where all convergence is spectral."""
+        """See `Kind.figure`."""
         from nlflow.studies.drawing import rate_panel
 
         spectral = all(row["law"] == "spectral" for row in rows)

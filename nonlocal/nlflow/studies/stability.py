@@ -1,4 +1,4 @@
-"""The stable range of the NeuTRENO step: growth of perturbations over the fidelity."""
+"""The stable range of the NeuTRENO step."""
 
 from __future__ import annotations
 
@@ -60,14 +60,14 @@ class Stability(Kind):
     }  # fmt: skip
 
     def check(self, options: Options, given: Any) -> None:
-        """Raise `InputError` for a fidelity of 0, under which constants never decay, and for fewer than three."""
+        """See `Kind.check`."""
         if "fidelity" in given:
             if min(options["fidelity"]) <= 0:
                 raise InputError("fidelity: got 0, expected numbers > 0: without fidelity constants do not decay")
             check_sizes("fidelity", options["fidelity"])
 
     def measure(self, options: Options, seed: np.random.SeedSequence) -> list[Row]:
-        """Return the growth for each fidelity."""
+        """See `Kind.measure`."""
         rng = np.random.default_rng(seed)
         problem = build(options, rng)
         weights = problem.affinity
@@ -91,14 +91,14 @@ class Stability(Kind):
         return rows
 
     def fitted(self, name: str, rows: list[Row], options: Options) -> Iterator[Fit]:
-        """Yield the limit, and how far growth is from what is predicted."""
+        """See `Kind.fitted`."""
         yield _limit(name, rows)
         errors = [abs(row["growth"] - row["growth_predicted"]) for row in rows if row["growth_predicted"] is not None]
         if errors:
             yield largest(name, "|growth measured - predicted|, the largest over fidelities", errors, _GROWTH_OFF)
 
     def figure(self, rows: list[Row], fits: list[Fit]) -> Figure:
-        """Draw growth over the smallest eigenvalue and the fidelity, with the limit between stable and not."""
+        """See `Kind.figure`."""
         del fits
         from nlflow.plotting import phase_figure
 

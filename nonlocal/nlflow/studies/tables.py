@@ -1,4 +1,4 @@
-"""Tables: rows as text for people, and as CSV, Markdown and LaTeX."""
+"""Rows as text, CSV, Markdown, LaTeX."""
 
 from __future__ import annotations
 
@@ -24,10 +24,7 @@ _LATEX = {
 
 
 def render_table(rows: Sequence[Row], form: str = "text", *, factored: bool = True) -> str:
-    """Return rows in one of `FORMS`: CSV has all digits, Markdown and LaTeX have symbols and five digits.
-
-    With `factored` what all rows share stands above them, in LaTeX as a comment; CSV has it in each row.
-    """
+    """Return rows in one of `FORMS`; with `factored` what all rows share stands above them, but for CSV."""
     check_choice("form", form, FORMS)
     if form == "text":
         return render_rows(list(rows), factored=factored)
@@ -42,7 +39,7 @@ def _columns(rows: Sequence[Row]) -> list[str]:
 
 
 def render_csv(rows: list[Row]) -> str:
-    """Return the rows as CSV text; what a row lacks is left empty."""
+    """Return CSV text."""
     stream = io.StringIO(newline="")
     writer = csv.DictWriter(stream, _columns(rows), restval="", lineterminator="\n")
     writer.writeheader()
@@ -51,7 +48,7 @@ def render_csv(rows: list[Row]) -> str:
 
 
 def render_rows(rows: list[Row], *, factored: bool = True) -> str:
-    """Return the rows as aligned text; with `factored` what all rows share stands above them."""
+    """Return aligned text."""
     names, alike = _varying(rows) if factored else (_named(rows), [])
     lines = [names, *([_shown(row.get(name)) for name in names] for row in rows)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
@@ -102,7 +99,7 @@ def _latex(rows: list[Row], names: list[str], alike: list[str]) -> str:
 
 
 def latex_text(words: str) -> str:
-    """Return words with all that LaTeX would obey, or not know, as what it shows."""
+    """Return words with all that LaTeX would obey as what it shows."""
     return "".join(_LATEX.get(letter, letter) for letter in words)
 
 
@@ -113,7 +110,7 @@ def _outside_math(text: str, shown: Callable[[str], str]) -> str:
 
 
 class Formula(str):
-    """Mathematics of LaTeX, without dollar signs, as a cell."""
+    """Mathematics as a cell."""
 
     __slots__ = ()
 
@@ -137,7 +134,7 @@ def _piped(words: str) -> str:
 
 
 def number_in_math(value: float, digits: int = 5) -> str:
-    """Return a number as LaTeX has it, with a power of ten where it has an exponent."""
+    """Return a number as LaTeX has it."""
     if not math.isfinite(value):
         return r"\mathrm{nan}" if math.isnan(value) else r"\infty" if value > 0 else r"-\infty"
     mantissa, _, exponent = f"{value:.{digits}g}".partition("e")
