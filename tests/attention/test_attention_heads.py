@@ -130,11 +130,12 @@ def test_long_causal_heads_form_nothing_of_the_size_of_the_matrix(
     assert 1 < limit < 1.1
 
 
-@pytest.mark.parametrize("kind", ["bool", "added"])
+@pytest.mark.parametrize("kind", ["bool", "added", "-1e4"])
 @pytest.mark.parametrize("window", [None, 0, 3], ids=["causal", "itself", "window"])
 def test_masks_that_are_rules(window: int | None, kind: str) -> None:
     seen = torch.from_numpy(who_sees(7, window))
-    mask = seen if kind == "bool" else torch.zeros(7, 7).masked_fill(~seen, torch.finfo(torch.float32).min)
+    hides = -1e4 if kind == "-1e4" else torch.finfo(torch.float32).min
+    mask = seen if kind == "bool" else torch.zeros(7, 7).masked_fill(~seen, hides)
     rule, bias = rule_or_bias(mask)
     assert bias is None
     assert rule is not None

@@ -154,6 +154,34 @@ def test_projections_that_are_replaced_are_refused() -> None:
         model(**inputs_of(model))
 
 
+def test_what_terms_have_learned_is_no_unexpected_weight(tmp_path: Path) -> None:
+    """The report of the weights that a model does not take names others, and is transformers' own afterwards."""
+    import logging
+
+    from safetensors.torch import load_file, save_file
+    from transformers import BertModel
+
+    attach(build("bert"), fidelity=0.4, learned=True).save_pretrained(tmp_path)
+    told: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: told.append(record.getMessage())  # type: ignore[method-assign]
+    logger = logging.getLogger("transformers.modeling_utils")
+    logger.addHandler(handler)
+    try:
+        load_model(tmp_path)
+        assert told == []
+        path = tmp_path / "model.safetensors"
+        save_file({**load_file(path), "other": torch.ones(1)}, path, {"format": "pt"})
+        load_model(tmp_path)
+        assert len(told) == 1
+        assert "other" in told[0]
+        assert "neutreno" not in told[0]
+        BertModel.from_pretrained(tmp_path)
+        assert "neutreno" in told[1]
+    finally:
+        logger.removeHandler(handler)
+
+
 def test_parts_save_the_terms_too(tmp_path: Path) -> None:
     from transformers import BertForSequenceClassification
 

@@ -8,6 +8,7 @@ import re
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from functools import partial, wraps
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
@@ -19,6 +20,7 @@ from nlflow.attention.injection.blocks import Adapter, transformers_library
 from nlflow.attention.injection.forward import TERMS
 from nlflow.attention.injection.inputs import hub_silence
 from nlflow.attention.injection.keeping import LEARNED, SETTINGS, learned_of, read_terms
+from nlflow.attention.threads import held
 from nlflow.errors import (
     FileFormatError,
     InputError,
@@ -72,7 +74,8 @@ def load_model(source: str | os.PathLike[str], *, head: str | None = None) -> nn
     offline = _is_folder(source)
     silence = "" if offline else hub_silence(source)
     try:
-        with no_bars() if offline else nullcontext():  # what is downloaded shows its progress
+        # What is downloaded shows its progress.
+        with no_bars() if offline else nullcontext(), _terms_expected(offline and (Path(source) / SETTINGS).is_file()):
             model, report = kind.from_pretrained(
                 str(source),
                 output_loading_info=True,
@@ -115,6 +118,30 @@ def no_bars() -> Iterator[None]:
     finally:
         if shown:
             logs.enable_progress_bar()
+
+
+@contextmanager
+def _terms_expected(some: bool) -> Iterator[None]:
+    """Keep what terms have learned out of the report of weights that a model does not take: it gets them later."""
+    from transformers import modeling_utils
+
+    name = "log_state_dict_report"
+    if not some or not hasattr(modeling_utils, name):
+        yield
+        return
+
+    def without_terms(report: Any) -> Any:
+        @wraps(report)
+        def told(*args: Any, loading_info: Any, **options: Any) -> Any:
+            keys = loading_info.unexpected_keys
+            loading_info.unexpected_keys = {key for key in keys if f".{TERMS}." not in key}
+            return report(*args, loading_info=loading_info, **options)
+
+        return told
+
+    get, put = partial(getattr, modeling_utils, name), partial(setattr, modeling_utils, name)
+    with held(name, get, put, without_terms):
+        yield
 
 
 def attach_as_trained(model: Any, folder: Path) -> None:

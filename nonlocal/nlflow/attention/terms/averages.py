@@ -25,6 +25,8 @@ AFFINITIES = ("softmax", "symmetric", "gaussian", "sigmoid", "softplus", "linear
 FUSED = ("softmax", "symmetric", "gaussian")
 """A softmax over dot products computes these. So fused attention can compute them too."""
 
+_HIDES = -745.0  # where exp is 0 in float64; models hide by -inf, by the least number or by -1e4
+
 _FAR = 12.0  # below -12, log log(1 + e^l) is l - e^l / 2 to within e^(2l), 4e-11
 
 
@@ -124,7 +126,7 @@ def causal_mask(queries: int, keys: int, device: torch.device) -> Tensor:
 
 def seen(mask: Tensor) -> Tensor:
     """A mask as boolean."""
-    return mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
+    return mask if mask.dtype == torch.bool else mask > _HIDES
 
 
 def uniform_average(values: Tensor, count: int, mask: Tensor | None = None, causal: bool = False) -> Tensor:
