@@ -1,4 +1,4 @@
-"""Denoising of images and signals by nonlocal flows."""
+"""Denoising by flows."""
 
 import lazy_loader
 

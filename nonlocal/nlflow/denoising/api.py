@@ -1,4 +1,4 @@
-"""The denoising of images and signals: from the user's samples to units of the noise, a flow, and back."""
+"""`denoise` and `problem`."""
 
 from __future__ import annotations
 

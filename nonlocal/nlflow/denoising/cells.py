@@ -23,7 +23,7 @@ Array = NDArray[Any]
 
 
 def in_cells(f: Array, frame: Frame, watch: Watch) -> Run:
-    """Run the flow on stabilized counts f (H, W, C); the last estimate is in the same units."""
+    """Run on stabilized counts."""
     whole = frame.few
     assert whole is not None
     law = Poisson(1.0, whole.sigma / whole.gain)  # in counts

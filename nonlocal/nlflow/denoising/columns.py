@@ -1,4 +1,4 @@
-"""What lies side by side in one array and is denoised each by itself: channels of different units, many images."""
+"""Channels and images denoised each by itself."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def each_by_itself(
     denoise: Callable[..., Any], image: Any, sigma: Any, axes: Axes, *, mask: Any, keep: Any, progress: Any,
     **words: Any,
 ) -> tuple[Array, DenoiseInfo]:  # fmt: skip
-    """Denoise each channel alone."""
+    """Denoise channels apart."""
     axis, count = axes.channel, axes.channels
     if axis is None:
         raise InputError(

@@ -1,4 +1,4 @@
-"""Derivatives of the denoiser for groups held still."""
+"""Derivatives for groups held still."""
 
 from __future__ import annotations
 

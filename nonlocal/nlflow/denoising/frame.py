@@ -1,4 +1,4 @@
-"""What a whole image decides before a part of it is denoised, and samples in units of their noise and back."""
+"""What a whole image decides before a part of it is denoised."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _HELD = 10.0  # lambda~ where there is data, of the flow that first fills in
 
 @dataclass(frozen=True)
 class Spread:
-    """What a flow is chosen by: range, mean variance and second moments of samples in units of their noise."""
+    """What a flow is chosen by."""
 
     extent: float
     variance: float
@@ -55,7 +55,7 @@ class Spread:
 
     @classmethod
     def of(cls, f: Array) -> Spread:
-        """Look at samples (..., C)."""
+        """Look at samples."""
 
         def moments() -> Array:
             flat = f.reshape(-1, f.shape[-1]).astype(np.float64)
@@ -119,7 +119,7 @@ class Frame:
 
     @property
     def halo(self) -> tuple[int, ...]:
-        """How far a sample of the result looks, along each axis."""
+        """Reach along axes."""
         count = len(self.shape)
         if self.flow is None:
             return (0,) * count
@@ -127,11 +127,11 @@ class Frame:
         return tuple(n + given_back for n in self.flow.halo[-count:])
 
     def bytes_needed(self, shape: tuple[int, ...]) -> int:
-        """Working memory for a part of a shape without its channels."""
+        """Working memory."""
         return 0 if self.flow is None else self.flow.bytes_needed(shape, len(self.level))
 
     def with_flow(self, spread: Spread, weakest: float = 1.0) -> Frame:
-        """Choose the flow for samples whose weakest noise is so strong."""
+        """Choose the flow."""
         if is_by_pixels(self.quality, self.axes):
             from nlflow.denoising.pixelwise import Pixels
 
@@ -158,7 +158,7 @@ class Frame:
         return "white noise" + (", varying" if self.variance is not None else "")
 
     def told(self) -> dict[str, Any]:
-        """Return what `DenoiseInfo` says before the flow has run."""
+        """For `DenoiseInfo`, beforehand."""
         found, model = self.found, self.model
         flow: dict[str, Any] = {"functional": "none"}
         if self.idle:
@@ -173,7 +173,7 @@ class Frame:
         }  # fmt: skip
 
     def without_noise(self, found: NoiseEstimate) -> Frame:
-        """Return the frame for a verdict that nothing is to be removed."""
+        """When nothing goes."""
         idle, level = "what was taken for noise has not its law", np.zeros_like(self.level)
         return replace(self, found=found, model=found.model, idle=idle, level=level, sigma=0.0, sigma_effective=None,
                        flow=None, coloured=None)  # fmt: skip
@@ -184,7 +184,7 @@ class Frame:
         return self.found if self.options.strength else None
 
     def too_strong(self, span: float) -> str:
-        """Return a warning where the noise is larger than the range; empty otherwise."""
+        """Warn, or ""."""
         strength = self.options.strength
         in_units = self.model is None or self.model.is_coloured or self.model.white_sigma is not None
         if not self.sigma > span > 0 or not in_units:
@@ -198,7 +198,7 @@ class Frame:
                 f"samples ({span:.4g}): next to nothing of them is left; take a strength near 1")  # fmt: skip
 
     def part(self, block: Any) -> Part:
-        """Return a part of an image in units of the noise."""
+        """In noise units."""
         looked = as_given(block, replace(self.axes, shape=block.shape), known=self.known or Known())
         samples, restore, missing = looked.samples, looked.restore, looked.missing
         if self.live is not None:
@@ -214,7 +214,7 @@ class Frame:
         return Part(samples, reduction, f, restore, missing)
 
     def run(self, f: Array, watch: Watch) -> Run:
-        """Run the flow on samples of the whole in units of the noise."""
+        """Run on all."""
         if self.coloured is not None:
             from nlflow.denoising.groupwise import coloured, preset_for
 
@@ -237,13 +237,13 @@ class Frame:
 
     @property
     def has_scales(self) -> bool:
-        """Whether a recording of unknown noise is looked at on several scales."""
+        """For unexplained recordings."""
         even = self.variance is None and self.exact is None and not self.idle
         blind = self.quality not in ("fast", "pixels") and even and self.found is not None and len(self.shape) == 1
         return blind and levels_within((*self.shape, len(self.level)), 1) > 0
 
     def solve(self, part: Part, watch: Watch) -> tuple[Array, float | None, dict[str, Any]]:
-        """Return the estimate that the preset or a rule chooses, its estimated risk, and what is told."""
+        """Return the estimate, its estimated risk, and what is told."""
         unit, tell, stopping, f = self.unit, watch.tell, self.options.stopping, part.f
         half = 0.5 if stopping == "sure" else 1.0  # that rule runs the flow once more
         found = self.run(f, replace(watch, every=stopping is not None, tell=within(tell, 0.0, half)))
@@ -265,7 +265,7 @@ class Frame:
 
     @property
     def weakest(self) -> float:
-        """In units of the noise."""
+        """The weakest noise."""
         return 1.0 if self.variance is None else float(np.sqrt(self.variance.min()))
 
 
@@ -288,21 +288,21 @@ class Part:
         return reduced.astype(self.samples.dtype, copy=False)
 
     def unchanged(self, missing: Mask | None = None) -> Array:
-        """Return the samples, with any value where they are missing."""
+        """Samples, holes patched."""
         return self.known if missing is None else np.where(missing[..., None], self.known[~missing][0], self.known)
 
     def as_it_was(self, absent: Mask | None, u: Array) -> Array:
-        """Return the samples, with u where they are absent."""
+        """Samples, absent filled."""
         return self.samples if absent is None else np.where(absent[..., None], u, self.samples)
 
     def result(self, u: Array, frame: Frame) -> Array:
-        """Return an estimate in the input's units."""
+        """In input units."""
         whole = u if self.missing is not None or frame.coloured is not None else with_peaks(self.f, u)
         gaussian = by_rows(lambda rows: rows * frame.level + frame.offset, whole, self.f.dtype)
         return self.with_known(self.reduction.back(gaussian).astype(self.samples.dtype, copy=False), frame)
 
     def with_known(self, u: Array, frame: Frame) -> Array:
-        """Put in what is kept or exact."""
+        """Restore exact samples."""
         kept, missing = None if frame.kept is None else frame.kept[..., None], frame.missing
         for where, values in ((frame.exact, self.known), (kept, self.samples)):
             if where is not None:
@@ -314,7 +314,7 @@ def observe(
     image: Any, sigma: Any, noise: Any, axes: Axes, quality: str, options: Options, *, mask: Any = None,
     keep: Any = None, trail: Trail | None = None, found: NoiseEstimate | None = None,
 ) -> tuple[Frame, Part]:  # fmt: skip
-    """Return what an array decides as a whole, and the array as its only part; `found` takes the place of a look."""
+    """Return the frame, and the array as its only part; `found` takes the place of a look."""
     axes.check_patch(options.patch_size)
     given, sigma = choose_noise(noise, sigma)
     kept = None if keep is None else axes.place("keep", keep)
@@ -465,7 +465,7 @@ def _white(frame: Frame, signal: Array, sigma: Any, trail: Trail | None) -> tupl
 
 
 def with_colour(frame: Frame, signal: Array, noise: GaussianNoise) -> tuple[Frame, Array]:
-    """Return the frame of samples whose noise is not white, in units of its root mean square, and the samples so."""
+    """Return frame and samples for noise that is not white."""
     from nlflow.denoising.noise.models.gaussian import OPPONENT
 
     missing, channels, dimension = frame.missing, signal.shape[-1], signal.ndim - 1
@@ -493,7 +493,7 @@ def with_colour(frame: Frame, signal: Array, noise: GaussianNoise) -> tuple[Fram
 
 
 def is_by_pixels(quality: str, axes: Axes) -> bool:
-    """Tell flows of pixels from groups."""
+    """Pixels, not groups."""
     return quality == "pixels"
 
 
@@ -513,7 +513,7 @@ def units_of(levels: Array, spans: Array, exact: Any = None) -> tuple[Array, Arr
 
 
 def idle_for(span: float, strongest: float) -> str:
-    """Return why there is nothing to do; empty when there is something."""
+    """Why nothing happens."""
     if span == 0:
         return "the input is constant"
     if strongest == 0 or strongest * _NOISELESS < span:
@@ -522,7 +522,7 @@ def idle_for(span: float, strongest: float) -> str:
 
 
 def in_units(signal: Array, offset: Array, level: Array) -> Array:
-    """Return samples (..., C) about 0 in units of their noise."""
+    """Divide by noise."""
     # In double precision, since an offset or a level may be no number of the samples' precision.
     return by_rows(lambda rows: (rows - offset) / level, signal, signal.dtype)
 

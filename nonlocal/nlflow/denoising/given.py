@@ -36,7 +36,7 @@ _ALONE: Final = 0.005  # samples amid a hole, of those of the hole; noise that w
 
 @dataclass(frozen=True)
 class Given:
-    """An array as samples, and what is told of it."""
+    """Samples, and notes."""
 
     samples: Array  # (..., C), finite; 0 where they are missing
     restore: Callable[[Array], Any]  # from (..., C) to the shape of the input; what says nothing is as it was
@@ -48,13 +48,13 @@ class Given:
 
     @property
     def signals(self) -> Mask:
-        """Channels that are signals."""
+        """Channels with signals."""
         return np.asarray(np.arange(self.samples.shape[-1]) != (-1 if self.opacity is None else self.opacity))
 
 
 @dataclass(frozen=True)
 class Known:
-    """What parts have to know of what is missing in a whole, beside NaN."""
+    """What is missing of a whole, beside NaN."""
 
     nodata: Any = None  # the value that stands for "no data", where there is one
     empty: Mask | None = None  # (C,), the channels without any sample
@@ -225,12 +225,12 @@ def _count(where: Mask | tuple[int, int]) -> str:
 
 
 def told_of(where: Mask | tuple[int, int], what: str) -> str:
-    """Tell of missing samples."""
+    """Tell of holes."""
     return f"{_count(where)} {what}, which counts as missing, and stay as they are"
 
 
 def guess(told: str) -> str:
-    """Return the warning of what was found from the values alone."""
+    """Warn of guesses."""
     return f"image: {told}; if it is data, say with mask which samples are missing, if any"
 
 
@@ -256,7 +256,7 @@ def find_nodata(array: Array, channel: int | None, absent: Mask | None = None) -
 
 
 def candidates(some: Array, low: Any, high: Any) -> list[Any]:
-    """Return values that may stand for "no data"."""
+    """Possible "no data"."""
     repeated, found = _repeated(some), []
     for value in dict.fromkeys((low, high, *repeated)):
         rest = some[some != value]
@@ -267,7 +267,7 @@ def candidates(some: Array, low: Any, high: Any) -> list[Any]:
 
 
 def least_count(value: Any) -> int:
-    """Return the fewest pixels that tell "no data"."""
+    """Pixels asked for."""
     return 1 if float(value) in _SENTINELS else _LEAST
 
 
@@ -295,7 +295,7 @@ class Beside:
 
     @classmethod
     def of(cls, value: Any, array: Array, channel: int | None, absent: Mask | None = None) -> Beside:
-        """Look at an array."""
+        """Look at one."""
         pixels, at = array if channel is None else np.moveaxis(array, channel, -1), _all_are(array, value, channel)
         at = at if absent is None else at & ~absent
         others = pixels[~at] if absent is None else pixels[~(at | absent)]
@@ -325,7 +325,7 @@ class Beside:
         )  # fmt: skip
 
     def why(self, some: Array) -> str:
-        """Return why the value stands for "no data"; empty where it does not."""
+        """Return why the value stands for "no data", or ""."""
         value, sentinel = self.value, float(self.value) in _SENTINELS
         if self.count < least_count(self.value) or self.others < 2 * _LEAST:
             return ""

@@ -58,7 +58,7 @@ _WIDEST = 1.4  # times the side of a cube
 
 @dataclass(frozen=True)
 class GroupPreset:
-    """A flow on groups of alike patches."""
+    """A quality's flow."""
 
     #: After the first estimate; with 0 that is the result.
     steps: int
@@ -94,11 +94,11 @@ class GroupPreset:
     correlated: Grouping | None = None
 
     def precision(self, extent: float) -> type[np.floating[Any]]:
-        """Return the precision for a range in units of the noise."""
+        """For a range."""
         return np.float32 if self.steps == 0 or extent < SINGLE else np.float64
 
     def groupings(self, noise_over_signal: float, dimension: int) -> tuple[Grouping, ...]:
-        """Groupings of the first estimate and of the later steps."""
+        """First and later."""
         if dimension == 1 and self.first_signal is not None and self.later_signal is not None:
             return self.first_signal, self.later_signal
         own = self._of_images(noise_over_signal)
@@ -115,7 +115,7 @@ class GroupPreset:
         return first, *(_wider(later, more) for more in self.turns)
 
     def spaced(self, spacing: tuple[float, float, float]) -> GroupPreset:
-        """Return the preset for samples that lie farther apart along some axes."""
+        """For uneven spacing."""
         mean = math.prod(spacing) ** (1 / 3)
         shares = [min(mean / one, _WIDEST) for one in spacing]
 
@@ -203,7 +203,7 @@ CLIPS = {
 
 
 def preset_for(quality: str, axes: Axes) -> GroupPreset:
-    """Return the preset of a quality."""
+    """A quality's preset."""
     if len(axes.letters) < 3:
         return PRESETS[quality]
     if axes.moving:
@@ -214,7 +214,7 @@ def preset_for(quality: str, axes: Axes) -> GroupPreset:
 
 @dataclass(frozen=True)
 class Groups:
-    """The flow of groups that a whole image asks for."""
+    """An image's flow."""
 
     preset: GroupPreset
     groupings: tuple[Grouping, ...]
@@ -225,7 +225,7 @@ class Groups:
 
     @classmethod
     def of(cls, preset: GroupPreset, spread: Spread, dimension: int, weakest: float = 1.0) -> Groups:
-        """Choose the flow for samples in units of their noise, the weakest of which is so strong."""
+        """Choose the flow for samples in units of their noise."""
         precision = np.dtype(preset.precision(spread.extent / weakest))
         colours, ratio = channels_for(spread.channels, spread.moments), spread.ratio
         if preset.small is not None and spread.channels > 1:
@@ -234,16 +234,16 @@ class Groups:
 
     @property
     def patch(self) -> tuple[int, ...]:
-        """Samples along each axis."""
+        """Sides in samples."""
         return self.groupings[0].along("patch")[-self.dimension :]
 
     @property
     def halo(self) -> Three:
-        """How far a sample of the last estimate looks, along slices, rows and columns."""
+        """See `margins`."""
         return margins(self.groupings, self.preset.steps)
 
     def bytes_needed(self, shape: tuple[int, ...], channels: int) -> int:
-        """Working memory without channels' axis."""
+        """Working memory."""
         planes = (channels, *three(shape))
         return bytes_needed(planes, self.groupings, self.preset.steps, self.precision.itemsize)
 
@@ -252,11 +252,11 @@ class Groups:
         return {**described(self.groupings), "steps": self.preset.steps + 1, "stopped_by": _ALL}
 
     def signal(self, f: Array) -> Array:
-        """Return samples (..., C) in the channels and the precision of the flow."""
+        """In flow's channels."""
         return channels_of(f, self.colours, self.precision)
 
     def of_part(self, f: Array, corner: tuple[int, ...], whole: tuple[int, ...], missing: Array | None = None) -> Array:
-        """Return the estimate for a part of samples that begins at a corner of the whole."""
+        """Return the estimate for a part that begins at a corner of the whole."""
         options = {} if missing is None else {"missing": missing}
         made = problem(self.signal(f), self.preset, self.groupings, origin=corner, whole=whole, **options)
         return back_from(run(made, ALONE)[0][-1], self.colours, f)
@@ -276,7 +276,7 @@ class Groups:
         return np.broadcast_to(variance[..., None].astype(self.precision), signal.shape)
 
     def run(self, f: Array, frame: Frame, watch: Watch) -> Run:
-        """Run the flow on samples (..., C), in parts where it must be."""
+        """Run, maybe tiled."""
         preset, trail, missing = self.preset, watch.trail, frame.missing
         signal = self.signal(f)
         variance = None if frame.variance is None else self._like(frame.variance, signal)
@@ -302,7 +302,7 @@ class Groups:
 
 
 def described(groupings: tuple[Grouping, ...]) -> dict[str, Any]:
-    """Return what `DenoiseInfo` says of flows of groups."""
+    """For `DenoiseInfo`."""
     first, *_, later = groupings
     parameters = {
         "patch_size": later.patch,
@@ -317,12 +317,12 @@ def described(groupings: tuple[Grouping, ...]) -> dict[str, Any]:
 
 
 def channels_of(f: Array, colours: Array, precision: Any) -> Array:
-    """Return samples (..., C) in new channels, which `colours` has as rows."""
+    """Change the channels."""
     return np.asarray((f @ colours.T.astype(f.dtype)).astype(precision))
 
 
 def back_from(u: Array, colours: Array, like: Array) -> Array:
-    """Return samples from new channels; the bits are those of any layout in memory."""
+    """Undo `channels_of`; the bits are those of any layout in memory."""
     mixed = np.moveaxis(as_planes(u), 0, -1) @ colours.astype(u.dtype)
     return np.asarray(mixed.astype(like.dtype).reshape(like.shape))
 
@@ -360,7 +360,7 @@ def _path(
 
 
 def coloured(f: Array, frame: Frame, noise: Coloured, preset: GroupPreset, watch: Watch) -> Run:
-    """Run the flow of groups for noise that is not white, on coarser images first."""
+    """Run the flow for noise that is not white, on coarser images first."""
     from nlflow.denoising.noise.spectra import coarse_to_fine, correlation, levels_within
 
     preset = replace(preset, means=False)  # coarser images come first here
@@ -414,7 +414,7 @@ def coloured(f: Array, frame: Frame, noise: Coloured, preset: GroupPreset, watch
 
 
 def at_scales(f: Array, frame: Frame, watch: Watch) -> Run:
-    """Run the flow on a recording (N, C) alone, and on coarser ones first; return the run of less risk."""
+    """Run on a recording, alone and on coarser ones first; return the run of less risk."""
     flow, size, units = frame.flow, len(f), frame.level / frame.unit
     assert isinstance(flow, Groups)
     first = max(size - _LOOKED, 0) // 2
@@ -483,7 +483,7 @@ def bytes_needed(
     itemsize: int,
     working: int | None = None,
 ) -> int:
-    """Return the working memory of a flow on planes (C, H, W) or (C, Z, H, W); `working` is that of chunks."""
+    """Return the working memory of planes; `working` is that of chunks."""
     channels, space = shape[0], three(shape[1:])
     # State, estimate, the next two, three sums, guide, input and its copy; then the estimates of the path.
     planes = (10 + steps + 1) * channels * math.prod(space) * itemsize

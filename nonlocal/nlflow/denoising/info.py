@@ -1,4 +1,4 @@
-"""What is told of a call of `denoise`."""
+"""What calls tell."""
 
 from __future__ import annotations
 
@@ -100,13 +100,13 @@ class DenoiseInfo(Brief):
     columns: tuple[DenoiseInfo, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the fields, ready for JSON."""
+        """Ready for JSON."""
         columns = [column.as_dict() for column in self.columns]
         return {**asdict(self), "reasons": list(self.reasons), "given": list(self.given), "columns": columns}
 
 
 def together(infos: list[DenoiseInfo]) -> DenoiseInfo:
-    """Join what was done to channels or images."""
+    """Join several infos."""
     first, risks = infos[0], [info.risk for info in infos]
 
     def joined(name: str) -> str:
@@ -156,7 +156,7 @@ def check_units(dtype: np.dtype[Any], sigma: Any) -> None:
 
 
 def doubts(samples: NDArray[Any], changed: float, found: NoiseEstimate | None, axes: int) -> list[str]:
-    """Return warnings about a result, by the rms of its changes; none for given noise."""
+    """Warn of results."""
     if found is None:
         return []
     from nlflow.denoising.noise.finding.verdict import TWO_VALUES
@@ -179,7 +179,7 @@ def doubts(samples: NDArray[Any], changed: float, found: NoiseEstimate | None, a
 
 
 def if_wrong(axes: int) -> str:
-    """Return the remedy where structure was taken for noise."""
+    """Name a remedy."""
     return f"if the result looks wrong, strength=0.5 keeps more; or {_REMEDIES[axes]}"
 
 

@@ -1,4 +1,4 @@
-"""Tables of pandas and arrays of xarray: what has names comes back with them, and with its types."""
+"""Tables of pandas and arrays of xarray."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def letter_of(array: Any, name: Any) -> str:
 
 
 def is_labelled(image: Any) -> bool:
-    """Tell objects of pandas or xarray."""
+    """Of pandas, xarray."""
     return _kind(image) in ("Series", "DataFrame", "DataArray", "Dataset")
 
 

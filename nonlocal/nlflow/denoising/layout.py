@@ -1,4 +1,4 @@
-"""What the axes of an array, a tensor or an image in blocks are."""
+"""What axes are."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LEAST = 8  # samples along each axis of an array that is taken for a volume wit
 
 
 def marks_of(name: str, values: NDArray[Any]) -> tuple[NDArray[np.bool_], str]:
-    """Return where a mask is True, or not 0 as masks in files are, and what to tell of one of more than two values."""
+    """Return where a mask is not 0, and what to tell of one of more than two values."""
     if values.dtype.kind == "b":
         return values, ""
     if values.dtype.kind not in "iuf":
@@ -33,7 +33,7 @@ def marks_of(name: str, values: NDArray[Any]) -> tuple[NDArray[np.bool_], str]:
 
 @dataclass(frozen=True)
 class Axes:
-    """The axes of an array: time and space, channels, and for tensors a batch of items."""
+    """Of arrays and tensors: time and space, channels, and for tensors a batch of items."""
 
     shape: tuple[int, ...]  # of the whole array
     letters: str  # T (time), Z, Y, X in the order of the axes of an item
@@ -46,7 +46,7 @@ class Axes:
         cls, shape: Sequence[int], channel_axis: Any = None, axes: Any = None, spacing: Any = None, *,
         batches: bool = False,
     ) -> Axes:  # fmt: skip
-        """Return the axes of a shape, or raise `InputError`; `batches` allows a letter B."""
+        """Return the axes of a shape; `batches` allows a letter B."""
         shape = tuple(shape)
         if batches and isinstance(axes, str) and axes.count("B") == 1 and len(axes) == len(shape):
             batch = axes.index("B")
@@ -81,12 +81,12 @@ class Axes:
 
     @property
     def spatial(self) -> tuple[int, ...]:
-        """Shape without channels and batch."""
+        """Time and space."""
         return self.without(self.shape)
 
     @property
     def dimension(self) -> int:
-        """Number of axes of time and space with more than one sample."""
+        """How many have more than one sample."""
         return sum(n > 1 for n in self.spatial)
 
     @property
@@ -97,7 +97,7 @@ class Axes:
         return "".join(named[axis] if axis in named else next(letters) for axis in range(len(self.shape)))
 
     def without(self, values: Sequence[Any]) -> tuple[Any, ...]:
-        """Return the entries of time and space alone."""
+        """Time and space."""
         return tuple(value for axis, value in enumerate(values) if axis not in (self.channel, self.batch))
 
     def place(self, name: str, value: Any) -> NDArray[np.bool_]:
@@ -122,7 +122,7 @@ class Axes:
             )
 
     def check_count(self) -> None:
-        """Refuse what is no signal, image or volume."""
+        """Refuse other dimensions."""
         if not self.letters:
             raise InputError(
                 f"image: got {len(self.shape)} dimension(s) (shape {self.shape}) with channel_axis={self.channel}, "
@@ -131,7 +131,7 @@ class Axes:
             )
 
     def items(self, tensor: Any) -> Any:
-        """Return (B, ..., C)."""
+        """As (B, ..., C)."""
         ends = [self.batch] if self.batch is not None else []
         rest = [axis for axis in range(tensor.ndim) if axis not in (self.batch, self.channel)]
         moved = tensor.permute(*ends, *rest, *([self.channel] if self.channel is not None else []))
@@ -147,7 +147,7 @@ class Axes:
         return whole.contiguous()
 
     def spread(self, name: str, given: Any) -> Any:
-        """Return a tensor of the spatial shape, of an item's shape, with the batch or without, as (B, ..., C)."""
+        """Return a tensor of the spatial shape, of an item's or of the whole, as (B, ..., C)."""
         for absent in ((), (self.batch,), (self.channel,), (self.batch, self.channel)):
             axes = sorted(axis for axis in absent if axis is not None)
             rest = tuple(n for axis, n in enumerate(self.shape) if axis not in axes)
@@ -162,7 +162,7 @@ class Axes:
 
 
 def shape_of(name: str, value: Any) -> tuple[int, ...]:
-    """Shape of an array_like."""
+    """Of an array_like."""
     if is_tensor(value):
         check_dense(name, value)
     try:

@@ -40,7 +40,7 @@ class Looked:
 
     @classmethod
     def at(cls, items: Tensor, some: bool = False) -> Looked:
-        """Look at items; infinity raises `InputError`."""
+        """Refuses infinity."""
         given, inner = items.detach(), tuple(range(1, items.ndim - 1))
         wide = given.double()
         ends = wide.amin(inner), wide.amax(inner)
@@ -60,18 +60,18 @@ class Looked:
         return cls(means, variances, low, high, bool(np.isnan(means).any()), shown)
 
     def says_nothing(self, items: Tensor) -> bool:
-        """Tell whether some samples hold no data, or a channel is opacity."""
+        """Holes or opacity."""
         return any(
             _says_nothing(item, some, low.min(), high.max())
             for item, some, low, high in zip(items, self.some, self.low, self.high, strict=True)
         )
 
     def span(self, number: int) -> float:
-        """Range of an item."""
+        """Of one item."""
         return float(self.high[number].max() - self.low[number].min())
 
     def spread(self, number: int, own: Any, item: Tensor, offset: Floats, level: Floats) -> Spread:
-        """Return the `Spread` of an item."""
+        """Of one item."""
         low, high = ((ends[number][own] - offset) / level for ends in (self.low, self.high))
         variance = float(np.mean(self.variances[number][own] / level**2))
 

@@ -1,4 +1,4 @@
-"""Options of `denoise` beside image, noise and axes: each once, with its default and its check."""
+"""Options of `denoise`."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ class Options:
 
     @classmethod
     def of(cls, options: Any, words: Mapping[str, Any]) -> Options:
-        """Join ``options=`` with options by name, which win."""
+        """Names win."""
         unknown = next((name for name in words if name not in OPTIONS), None)
         if unknown is not None:
             raise KeywordError(f"{unknown}: got an unknown option, expected one of {', '.join(OPTIONS)}")
@@ -114,11 +114,11 @@ class Options:
 
     @property
     def pixels(self) -> dict[str, Any]:
-        """Options of ``pixels`` alone."""
+        """For ``pixels`` alone."""
         return {name: getattr(self, name) for name in OF_PIXELS}
 
     def check(self, quality: str, dimension: int = 2) -> None:
-        """Refuse unknown qualities, and options that a quality does not have."""
+        """Refuse what a quality has not."""
         check_choice("quality", quality, QUALITIES)
         for name, value in self.pixels.items():
             if value is not None and dimension == 3:

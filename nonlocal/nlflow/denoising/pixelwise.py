@@ -1,4 +1,4 @@
-"""The flow of pixels under the patch kernel: nonlocal means with a fidelity that looks at what it finds."""
+"""The flow of pixels under the patch kernel."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _MORE_PIXELS = (0.32, 0.65)  # noise over signal, a channel: from here on patche
 
 @dataclass(frozen=True)
 class Pixels:
-    """The flow of pixels that a whole image asks for."""
+    """An image's flow."""
 
     kernel: Patch  # in units of the noise
     precision: np.dtype[Any]
@@ -58,7 +58,7 @@ class Pixels:
 
     @classmethod
     def of(cls, spread: Spread, dimension: int, options: Options, unit: float = 1.0) -> Pixels:
-        """Choose the flow for samples in units of their noise; options count where they are given."""
+        """Choose the flow."""
         width = None if options.width is None else options.width / unit
         kernel = kernel_for(spread.ratio, dimension, spread.channels, width, options.patch_size, options.search_radius)
         precision = np.dtype(np.float32) if spread.extent < SINGLE else spread.dtype
@@ -66,11 +66,11 @@ class Pixels:
 
     @property
     def halo(self) -> tuple[int, int, int]:
-        """How far a sample looks along three axes, after the steps that are known."""
+        """After known steps."""
         return (reach(self.kernel, self.steps or MOST_STEPS),) * 3
 
     def bytes_needed(self, shape: tuple[int, ...], channels: int) -> int:
-        """Return the working memory for a part, its weights computed anew."""
+        """Without stored weights."""
         return _PART_BYTES * channels * math.prod(shape)
 
     def told(self) -> dict[str, Any]:
@@ -91,7 +91,7 @@ class Pixels:
         return problem(f.astype(self.precision, copy=False), self)
 
     def run(self, f: Array, frame: Frame, watch: Watch) -> Run:
-        """Run on samples (..., C)."""
+        """Run on samples."""
         if watch.device.tensors:
             raise InputError(
                 f"device: got {watch.device.name!r} with quality='pixels', a flow on the CPU alone, "
@@ -110,7 +110,7 @@ class Pixels:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The flow that was run, its solution, and the states asked for."""
+    """What was run."""
 
     problem: Problem
     solution: Solution[Any]
@@ -148,7 +148,7 @@ def problem(
 
 
 def solved(f: Array, chosen: Pixels, watch: Watch = ALONE, **options: Any) -> Outcome:
-    """Run the flow of a signal; half of the work is told when the weights are there."""
+    """Run the flow."""
     made = problem(f, chosen, watch, **options)
     path, solution = run(made, replace(watch, tell=within(watch.tell, _WEIGHTS_SHARE, 1.0)))
     return Outcome(made, solution, path)
@@ -258,7 +258,7 @@ def _local_fidelity(operator: Affinity, f: NDArray[Any], patch_size: int) -> NDA
 
 
 def parameters(kernel: Patch, unit: float) -> dict[str, Any]:
-    """Return parameters under this kernel, its width in the units of the input."""
+    """Under this kernel."""
     return {
         "width": kernel.width * unit,
         "patch_size": kernel.patch_size,
@@ -269,11 +269,11 @@ def parameters(kernel: Patch, unit: float) -> dict[str, Any]:
 
 
 def reach(kernel: Patch, steps: int) -> int:
-    """Return how far a node of the result looks after so many steps, in nodes along an axis."""
+    """After so many steps."""
     smoothing = int(4 * SMOOTHING + 0.5)  # where SciPy cuts the Gaussian off
     return steps * kernel.search_radius + 3 * (kernel.patch_size // 2) + smoothing
 
 
 def enough(squares: float, count: int) -> bool:
-    """Tell whether a residual, by its sum of squares over so many numbers, ends a flow that may stop by itself."""
+    """Tell whether a residual ends a flow that may stop by itself."""
     return math.sqrt(squares / count) >= _ENOUGH_RESIDUAL

@@ -1,4 +1,4 @@
-"""How near an estimate comes to a reference without noise."""
+"""Distances to a reference."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ WORDS: Final = {
 
 @dataclass(frozen=True)
 class Looked:
-    """A place that is looked at, in units of the noise."""
+    """A place's samples."""
 
     place: tuple[slice, ...]  # in the whole
     samples: Array  # (..., C)
@@ -162,7 +162,7 @@ def figures_in(places: Iterable[Looked], frame: Frame, low: Array, high: Array) 
 
 
 def places_of(shape: tuple[int, ...]) -> list[tuple[slice, ...]]:
-    """Return the places of a whole that are looked at."""
+    """Where to look."""
     spatial = sum(n > 1 for n in shape)
     lines = []
     for n in shape:
@@ -339,7 +339,7 @@ def _clumps(hidden: list[Array]) -> float:
 
 
 def seen_in(found: Figures | None, axes: int) -> tuple[str, ...]:
-    """Return what no noise of the found kind has, in words."""
+    """What contradicts noise."""
     if found is None:
         return ()
     limits = OF_RECORDINGS if axes == 1 else LIMITS

@@ -1,4 +1,4 @@
-"""How a flow is run, and what a `Trail` keeps of it."""
+"""How a flow is run."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _MOST_BYTES = 2**28  # of the weights that are kept
 
 
 def within(tell: Tell | None, low: float, high: float) -> Tell | None:
-    """Return a teller for a part of the work from `low` to `high`."""
+    """Tell a share."""
     if tell is None:
         return None
     # The last share of a part is its end exactly; sums of shares may pass it by rounding.
@@ -48,7 +48,7 @@ def within(tell: Tell | None, low: float, high: float) -> Tell | None:
 
 @contextmanager
 def telling(progress: bool | Tell, label: str) -> Iterator[Tell | None]:
-    """Give what shares are told to: a callable, a bar on stderr for True, nobody for False."""
+    """Give what shares are told to."""
     if callable(progress) or not progress:
         yield progress if callable(progress) else None
         return
@@ -107,13 +107,13 @@ class Trail:
             self.tell(share)
 
     def estimate(self, signal: Array, missing: NDArray[np.bool_] | None) -> NDArray[np.float64]:
-        """Return `estimate_sigmas`, kept for the last samples."""
+        """Kept `estimate_sigmas`."""
         from nlflow.denoising.noise.finding.sigma import estimate_sigmas
 
         return self._once("levels", estimate_sigmas, signal, missing)  # type: ignore[no-any-return]
 
     def examine(self, samples: Array, missing: NDArray[np.bool_] | None) -> NoiseEstimate:
-        """Return `examine`, kept for the last samples."""
+        """Kept `examine`."""
         from nlflow.denoising.noise.finding.verdict import examine
 
         return self._once("verdict", examine, samples, missing)  # type: ignore[no-any-return]
@@ -176,7 +176,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class Watch:
-    """What a caller wants of a run beside its result."""
+    """A caller's wishes."""
 
     every: bool = False  # all estimates of the path, and no rule that ends it early
     limit: float | None = None  # bytes that it may use at most
@@ -191,7 +191,7 @@ ALONE = Watch()
 
 @dataclass
 class Run:
-    """Estimates in units of the noise, and what is told."""
+    """Estimates and notes."""
 
     path: list[Array]
     told: dict[str, Any] = field(default_factory=dict)

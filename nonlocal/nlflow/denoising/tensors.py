@@ -83,7 +83,7 @@ def denoised_tensor(
         found = Noisy.of(items, left, model)
 
     def on_host(tell: Any) -> Any:
-        """Return what is met on the host."""
+        """Denoise as array."""
         made = _on_host(denoise, image, placed, {"sigma": sigma, "mask": mask, "keep": keep}, words, tell)
         return made if return_info else made[0]
 
@@ -285,7 +285,7 @@ def _varies(samples: NDArray[Any]) -> Any:
 
 
 def checked_image(image: Tensor) -> Tensor:
-    """Return a tensor in its computing precision, float32 for float16, or raise `InputError`."""
+    """In computing precision."""
     check_tensor("image", image)
     if image.device.type not in ("cpu", "cuda"):
         raise InputError(
@@ -316,7 +316,7 @@ def beside(name: str, value: Any, image: Tensor) -> None:
 
 
 def check_flow(quality: str, axes: Axes) -> None:
-    """Refuse what runs on arrays alone."""
+    """Refuse arrays' flows."""
     if is_by_pixels(quality, axes):
         raise InputError(
             f"quality: got {quality!r} for a tensor, a flow of pixels on the CPU alone, expected 'fast', 'balanced' or "
@@ -334,7 +334,7 @@ def _groups(frame: Frame) -> Groups:
 
 
 def frames_of(items: Tensor, noisy: Noisy, axes: Axes, quality: str, options: Options, looked: Looked) -> list[Frame]:
-    """Return what each of items (B, ..., C) decides as a whole."""
+    """One an item."""
     check_flow(quality, axes)
     sigma, inner = noisy.sigma, tuple(range(1, items.ndim - 1))
     means, spans = looked.means, looked.high - looked.low
@@ -383,7 +383,7 @@ def frames_of(items: Tensor, noisy: Noisy, axes: Axes, quality: str, options: Op
 
 @dataclass(frozen=True)
 class Items:
-    """Items with their frames, and the flows of those that are alike and not idle."""
+    """With their flows."""
 
     axes: Axes
     frames: list[Frame]
@@ -415,7 +415,7 @@ class Items:
         return task
 
     def check_moves(self) -> None:
-        """Refuse derivatives where an item has no flow."""
+        """Refuse idle items."""
         for number, frame in enumerate(self.frames):
             if frame.idle:
                 item = f", item {number}" if self.axes.batch is not None else ""
@@ -425,12 +425,12 @@ class Items:
                 )
 
     def parts(self, image: Tensor) -> list[tuple[Alike, Tensor]]:
-        """Return each flow with its samples in units of their noise."""
+        """Flows and samples."""
         items = self.axes.items(image)
         return [(one, one.observe(items)) for one in self.flows]
 
     def differentiable(self, image: Tensor, filters: Sequence[TensorFilter], limit: float | None) -> Tensor:
-        """Return the estimate with its derivatives; groups are constants."""
+        """With constant groups."""
         found = [
             (one, one.paths(f, Watch(limit=limit), filter)[0][-1])
             for (one, f), filter in zip(self.parts(image), filters, strict=True)
@@ -438,7 +438,7 @@ class Items:
         return self.assembled(image, found)
 
     def assembled(self, image: Tensor, found: list[tuple[Alike, Tensor]]) -> Tensor:
-        """Return estimates of all flows in the units and the shape of the tensor."""
+        """Undo `parts`."""
         items = self.axes.items(image)
         rows: list[Tensor] = list(items)
         for one, u in found:
@@ -488,13 +488,13 @@ class Alike:
         return torch.float32 if self.groups.precision == np.float32 else torch.float64
 
     def observe(self, items: Tensor) -> Tensor:
-        """Return samples (b, ..., C) of all items in units of their noise."""
+        """In noise units."""
         own = items if len(self.which) == len(items) else torch.stack([items[number] for number in self.which])
         own = own if self.live is None else own.index_select(-1, self.live)
         return ((own - self.offset) / self.level).to(items.dtype)
 
     def put(self, rows: list[Tensor], items: Tensor, u: Tensor) -> None:
-        """Put estimates back among rows (..., C)."""
+        """Put rows back."""
         found = (u * self.level + self.offset).to(items.dtype)
         for number, frame, row in zip(self.which, self.frames, found, strict=True):
             item = items[number] if self.live is None else items[number].index_select(-1, self.live)
@@ -519,7 +519,7 @@ class Alike:
         return mixed, variance, groupings
 
     def back(self, u: Tensor, like: Tensor) -> Tensor:
-        """Return a signal of the flow as samples (b, ..., C), in the precision of `like`."""
+        """Undo `flow`."""
         return self._mixed(u.reshape(like.shape), self.colours).to(like.dtype)
 
     def _mixed(self, f: Tensor, matrices: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Nonlocal total variation denoising."""
+"""Nonlocal total variation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Denoising of Dask arrays, on one machine or on many."""
+"""Denoising of Dask arrays."""
 
 from nlflow import _moved
 from nlflow.denoising.large.arrays import denoise_array

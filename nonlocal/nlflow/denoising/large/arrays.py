@@ -1,4 +1,4 @@
-"""Denoising of Dask arrays: what the whole decides first, then block by block."""
+"""Dask arrays, block by block."""
 
 from __future__ import annotations
 
@@ -184,7 +184,7 @@ def denoised(
 
 
 def counts_only(noise: Any, sigma: Any, strength: float, what: str) -> Noise | None:
-    """Return the model of counts, or None for white noise."""
+    """Counts or None."""
     model, _ = choose_noise(noise, sigma)
     if isinstance(model, str):
         return None
@@ -197,7 +197,7 @@ def counts_only(noise: Any, sigma: Any, strength: float, what: str) -> Noise | N
 
 
 def need_dask() -> None:
-    """Raise `MissingPackageError` without Dask."""
+    """Refuse without Dask."""
     try:
         import dask.array  # noqa: F401
     except ImportError as error:
@@ -229,7 +229,7 @@ def _blocks(image: Any, channel_axis: Any, axes: Any, spacing: Any) -> tuple[Blo
 
 
 def levels_of(sigma: Any, axes: Axes) -> Array:
-    """Return the noise of each channel that a sigma says; maps of it are refused."""
+    """Noise by channels."""
     levels: Array | None = numbers_of(sigma, axes.spatial, axes.channels, axes.channel is not None)
     if levels is None:
         raise InputError(
@@ -321,7 +321,7 @@ class Wanted:
     estimated: bool
 
     def frame(self, levels: Array | None, verdict: NoiseEstimate | None = None) -> Frame:
-        """Return the `frame_for` noise levels."""
+        """See `frame_for`."""
         frame = frame_for(self.axes, self.dtype, self.found, levels, self.quality, self.model, self.options)
         if verdict is not None and levels is not None:
             own = levels if frame.live is None else levels[frame.live]
@@ -372,7 +372,7 @@ def _figures(blocks: Blocks, found: Statistics, frame: Frame) -> Figures | None:
 def widened(
     place: tuple[slice, ...], around: Sequence[int | None]
 ) -> tuple[list[slice], tuple[int, ...], tuple[slice, ...]]:
-    """Return a place with so many samples around it along each axis, or all, its corner, and the place in that."""
+    """Return a place with its surroundings, their corner, and the place in that."""
     wide = [
         slice(None) if by is None else slice(max(s.start - by, 0), s.stop + by)
         for s, by in zip(place, around, strict=True)
@@ -385,14 +385,14 @@ def widened(
 def looked_at(
     block: Array, place: tuple[slice, ...], corner: tuple[int, ...], inner: tuple[slice, ...], frame: Frame
 ) -> Looked:
-    """Return a place of a whole with its estimate; the other words are those of `denoise_part`."""
+    """Place with estimate."""
     part = frame.part(block)
     u = _estimate(part, corner, frame, math.inf)
     return Looked(place, part.f[inner], u[inner], None if part.missing is None else part.missing[inner])
 
 
 def settled(blocks: Blocks, frame: Frame, present: int) -> tuple[Frame, str]:
-    """Return the frame with the steps after which the flow of pixels stops: by the residual of the whole."""
+    """Fix the steps of the flow of pixels, by the residual of the whole."""
     flow = frame.flow
     assert isinstance(flow, Pixels)
     if flow.steps is not None:
@@ -418,7 +418,7 @@ def _in_order(tasks: list[Any]) -> Iterator[float]:
 
 
 def info_of(frame: Frame, why: str, memory: int, tiles: int) -> DenoiseInfo:
-    """Return what is told before anything is denoised."""
+    """Info before denoising."""
     told = {**frame.told(), "residual": math.nan, "tiles": tiles, "memory_bytes": memory}
     return DenoiseInfo(**(told | ({"stopped_by": why} if why else {})))
 

@@ -1,4 +1,4 @@
-"""Clips read twice: once for what the whole decides, once to be denoised a window at a time."""
+"""Clips read twice: once for what the whole decides, once to be denoised."""
 
 from __future__ import annotations
 
@@ -187,6 +187,6 @@ def denoise_frames(
 
 
 def told(frame: Frame, max_memory: float | None, residual: float) -> DenoiseInfo:
-    """Return how a clip was denoised."""
+    """Info of clips."""
     core, memory = window(frame, max_memory)
     return replace(info_of(frame, "", memory, -(-frame.shape[0] // core)), residual=residual)

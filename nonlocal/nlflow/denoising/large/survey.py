@@ -1,4 +1,4 @@
-"""A first pass over blocks of a whole: what says nothing, ranges, moments, and windows that tell the noise."""
+"""A first pass over blocks of a whole."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _PLANES = 9  # of a volume, from which its noise is estimated
 def place(
     chunks: Sequence[tuple[int, ...]], halos: tuple[int, ...], index: tuple[int, ...]
 ) -> tuple[tuple[int, ...], tuple[slice, ...]]:
-    """Return where the halo of a block begins in the image, and where the block lies in its halo; without channels."""
+    """Return where the halo of a block begins in the image, and where the block lies in it."""
     corner, inner = [], []
     for sizes, halo, k in zip(chunks, halos, index, strict=True):
         start = sum(sizes[:k])
@@ -66,7 +66,7 @@ class Blocks:
 
     @property
     def axes(self) -> Axes:
-        """As those of space."""
+        """Those of space."""
         letters = "ZYX"[-len(self.shape) :]
         return Axes(self.image.shape, letters, (1.0,) * len(letters), self.channel_axis)
 
@@ -88,7 +88,7 @@ class Blocks:
         return np.asarray(self.image[tuple(cut)].compute())
 
     def even(self, size: int) -> tuple[int, ...]:
-        """Return one number an axis that is no channel."""
+        """Repeat a number."""
         return (size,) * len(self.shape)
 
     def _with_channels(self, values: Sequence[int]) -> list[int]:
@@ -99,13 +99,13 @@ class Blocks:
         return found
 
     def at_least(self, size: tuple[int, ...]) -> Blocks:
-        """Return the image with neighbouring blocks joined until none is smaller than this."""
+        """Join small blocks."""
         wanted = self._with_channels(size)
         chunks = tuple(_joined(sizes, n) for sizes, n in zip(self.image.chunks, wanted, strict=True))
         return self if chunks == self.image.chunks else Blocks(self.image.rechunk(chunks), self.channel_axis)
 
     def with_halo(self, halo: tuple[int, ...]) -> Any:
-        """Return the array whose blocks are these with a halo, except where the image ends."""
+        """Overlap the blocks."""
         from dask.array.overlap import overlap
 
         wanted = zip(self.image.chunks, self._with_channels(halo), strict=True)
@@ -154,11 +154,11 @@ class Statistics:
 
     @property
     def mean(self) -> Array:
-        """Of each channel, correctly rounded."""
+        """Correctly rounded."""
         return mean_of_sums(self.sums, self.count)
 
     def ends_in(self, frame: Frame) -> tuple[Array, Array]:
-        """Return the range (C,) in units of the noise."""
+        """In noise units."""
         live = slice(None) if frame.live is None else frame.live
         # With the bits that the samples have, which are compared with these.
         low, high = (in_units(one[live], frame.offset, frame.level) for one in (self.low, self.high))
@@ -203,7 +203,7 @@ def _beside(
 
 
 def statistics(blocks: Blocks, model: Noise | None, known: Known) -> Statistics:
-    """Return them in one pass."""
+    """In one pass."""
     import dask
 
     count = math.prod(len(sizes) for sizes in blocks.image.chunks)
@@ -265,7 +265,7 @@ def _last(block: Array, channel: int | None) -> Array:
 
 
 def middle_of(shape: Sequence[int], side: int) -> list[slice]:
-    """Return where the middle of an array lies, of so many samples along each axis."""
+    """Middle of arrays."""
     starts = [max((n - side) // 2, 0) for n in shape]
     return [slice(start, start + side) for start in starts]
 
@@ -279,7 +279,7 @@ def estimated(blocks: Blocks, found: Statistics, known: Known) -> Array:
 
 
 def for_all(levels: Array, found: Statistics) -> Array:
-    """Return one number for all channels that vary where their levels are near each other, and 0 for the others."""
+    """Return one number for all channels that vary where their levels are near each other."""
     live = found.high > found.low
     result = np.zeros(len(live))
     if live.any():
@@ -324,7 +324,7 @@ def _of_planes(blocks: Blocks, known: Known) -> Array:
 
 
 def typical(sigmas: Sequence[Array]) -> Array:
-    """Return the median of the estimates of each channel (C,), but for zeros; 0 if there are no others."""
+    """Return the median of each channel's estimates, but for zeros; 0 if there are no others."""
     found = [of_channel[of_channel > 0] for of_channel in np.array(sigmas).T]
     return np.array([float(np.median(one)) if one.size else 0.0 for one in found])
 

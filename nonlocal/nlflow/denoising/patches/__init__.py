@@ -1,4 +1,4 @@
-"""Patches as tokens: groups of alike patches, on which E and its flows act."""
+"""Patches as tokens."""
 
 import lazy_loader
 

@@ -1,4 +1,4 @@
-"""Groups of alike patches as an affinity of the samples."""
+"""Groups as affinity."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _BLOCK = 2**21  # samples of tokens at a time
 
 
 def as_planes(u: Array) -> Array:
-    """Return a signal (..., C) as planes (C, Z, H, W); an image is a volume of one slice, a signal one row of it."""
+    """Return a signal (..., C) as planes (C, Z, H, W)."""
     return contiguous(namespace(u).moveaxis(u.reshape(*three(tuple(u.shape[:-1])), u.shape[-1]), -1, 0))
 
 
@@ -80,7 +80,7 @@ class GroupAffinity(Affinity):
 
     @cached_property
     def groups_of_means(self) -> Groups:
-        """Members of each group of means over `blocks`, which J and P do not know of."""
+        """Over `blocks`, which J and P do not know of."""
         assert self.blocks is not None
         return groups_of(self._filter, self.blocks.mean(as_planes(self.guide)), self.blocks.lattice)
 
@@ -90,7 +90,7 @@ class GroupAffinity(Affinity):
         return True
 
     def update(self, u: Array) -> GroupAffinity:
-        """With another signal's groups."""
+        """From another signal."""
         guide = u if u.ndim > len(self.domain.shape) else u[..., None]
         return GroupAffinity(guide, self.lattice, self._filter, self._moving, self.blocks)
 

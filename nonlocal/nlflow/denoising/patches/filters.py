@@ -1,4 +1,4 @@
-"""The step on groups of alike patches: its contract between arrays, and the compiled loops that compute it."""
+"""The step on groups of alike patches: its contract, and the compiled loops that compute it."""
 
 from __future__ import annotations
 
@@ -206,7 +206,7 @@ class Stage:
 
     @property
     def powers(self) -> tuple[float, ...]:
-        """The polynomial of `removed`."""
+        """See `removed`."""
         return removed(self.shrink) if self.shrink and not self.cosine else ()
 
 
@@ -311,7 +311,7 @@ def _check_members(members: Any, counts: Any, lattice: Lattice) -> None:
 
 
 def corners_of(members: NDArray[Any], lattice: Lattice) -> tuple[NDArray[Any], ...]:
-    """Return slices, rows and columns of members."""
+    """Unravel the members."""
     layers, columns = np.divmod(members, lattice.shape[2])
     return *np.divmod(layers, lattice.shape[1]), columns
 
@@ -324,7 +324,7 @@ class CompiledFilter:
     """
 
     def find(self, guide: Array, lattice: Lattice) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-        """Return the nearest patches of each reference, by the squared distance over all channels."""
+        """By squared distance."""
         from nlflow.backends.numba import search
 
         # The loops order distances, and leave their arrays where one is not finite.
@@ -347,7 +347,7 @@ class CompiledFilter:
     def step(
         self, groups: Groups, images: Images, stage: Stage, during: Callable[[float], Any] = _nobody
     ) -> tuple[Array, Array]:
-        """Return the estimate and the next state; see `GroupFilter`."""
+        """See `GroupFilter`."""
         from nlflow.backends.numba import groups as loops
         from nlflow.backends.numba import search
         from nlflow.backends.numba.wiener import padded
@@ -405,7 +405,7 @@ class CompiledFilter:
 
 
 def filled(matrices: Array, size: int, dtype: Any) -> Array:
-    """Fill matrices up with zeros to a size."""
+    """Pad with zeros."""
     more = size - matrices.shape[-1] if matrices.size else 0
     wide = [(0, 0)] * (matrices.ndim - 2) + [(0, more)] * 2
     return np.ascontiguousarray(np.pad(matrices, wide), dtype)

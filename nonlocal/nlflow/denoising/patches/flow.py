@@ -1,4 +1,4 @@
-"""The flow of E on groups of alike patches, and the relaxed semi-implicit steps that take the noise out in portions."""
+"""The flow of E on groups of alike patches, and its relaxed semi-implicit steps."""
 
 from __future__ import annotations
 
@@ -299,7 +299,7 @@ class GroupFlow(Flow):
         return plain.energy(self.groups.on_host, self._images(u).on_host, self._stage())
 
     def given(self) -> list[Any]:
-        """Return what identifies the flow."""
+        """Identifies the flow."""
         return [described(self.filter), self.observed, self._variance, self.missing, self._correlation]
 
     def __repr__(self) -> str:
@@ -401,7 +401,7 @@ class RelaxedSemiImplicit(Integrator):
             raise InputError(f"leave: got {self.leave:g}, expected a fraction, at most 1")
 
     def stability_limit(self, flow: Flow) -> float:
-        """Infinity: a step filters."""
+        """Infinity."""
         del flow
         return math.inf
 
@@ -413,7 +413,7 @@ class RelaxedSemiImplicit(Integrator):
             )
 
     def advance(self, flow: Flow, u: Array, t: float, target: float, memory: dict[str, Any]) -> tuple[Array, float]:
-        """Return the next estimate and t + 1; state and groups are remembered."""
+        """Take one step."""
         del target
         self.check_kind(flow)
         now: Any = flow

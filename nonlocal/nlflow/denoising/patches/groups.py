@@ -1,4 +1,4 @@
-"""Groups of alike patches: patches out of an image as tokens, and back."""
+"""Patches as tokens, and back."""
 
 from __future__ import annotations
 
@@ -305,7 +305,7 @@ class PatchGroups:
 
 
 def fewest_candidates(references: Integers, last: tuple[int, ...], radius: int) -> int:
-    """Return how many positions the smallest search window has."""
+    """Of all windows."""
     ends = np.array(last)
     sides = np.minimum(references, radius) + np.minimum(ends - references, radius) + 1
     return int(sides.prod(axis=1).min())

@@ -1,4 +1,4 @@
-"""Where patches of reference lie in an image, a volume or a clip, and how far their members may."""
+"""Where patches of reference lie, and how far their members may."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def nearest_offsets(radii: tuple[int, ...]) -> tuple[NDArray[np.intp], NDArray[n
 
 
 def three(values: tuple[int, ...], fill: int = 1) -> Three:
-    """Return one number for each of three axes: an image has one slice, a signal one slice of one row."""
+    """Along three axes."""
     a, b, c = (fill,) * (3 - len(values)) + values
     return a, b, c
 
@@ -199,7 +199,7 @@ class Lattice:
         return a, b, c + length
 
     def references(self) -> NDArray[np.int64]:
-        """Return the first samples of the patches of reference, shape (G, 3)."""
+        """First samples of the patches of reference, shape (G, 3)."""
         found = np.meshgrid(self.slices, self.rows, self.columns, indexing="ij")
         return np.stack([i.ravel() for i in found], axis=1)
 

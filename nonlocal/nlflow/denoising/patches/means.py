@@ -1,4 +1,4 @@
-"""Means over blocks of an image, which have groups of their own: noise that is too smooth for a patch is seen there."""
+"""Means over blocks, which have groups of their own: noise that is too smooth for a patch is seen there."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Blocks:
         whole: tuple[int, ...] | None,
         search: int = 0,
     ) -> Blocks | None:
-        """Return the blocks of a part of an image, which begin where those of the whole do; None for a small image."""
+        """Return the blocks of a part, which begin where those of the whole do; None for a small image."""
         own, large = three(shape), three(shape if whole is None else whole)
         alone = (p == 1 and r == 0 for p, r in zip(grouping.along("patch"), grouping.along("radius"), strict=True))
         sides = three(tuple(1 if apart else min(n, 2) for n, apart in zip(large, alone, strict=True)))
@@ -60,7 +60,7 @@ class Blocks:
 
     @property
     def size(self) -> int:
-        """Samples of a block."""
+        """Samples per block."""
         return self.sides[1] * self.sides[2]
 
     def _inside(self, planes: Array) -> Array:
@@ -70,7 +70,7 @@ class Blocks:
         return planes[:, :, rows, columns]
 
     def mean(self, planes: Array) -> Array:
-        """Return the means over the blocks of planes (C, Z, H, W), whatever their layout with the same bits."""
+        """Return the means, whatever the layout in memory with the same bits."""
         inside, (_, rows, columns) = self._inside(planes), self.sides
         above: Any = sum(inside[:, :, ::rows, k::columns] for k in range(columns))
         below: Any = sum(inside[:, :, rows - 1 :: rows, k::columns] for k in range(columns)) if rows > 1 else 0

@@ -1,4 +1,4 @@
-"""The step on groups of alike patches with the package's own objects: what the compiled loops compute, to be read."""
+"""The step on groups of alike patches with the package's own objects, to be read."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class PlainFilter(CompiledFilter):
     def step(
         self, groups: Groups, images: Images, stage: Stage, during: Callable[[float], Any] = lambda share: None
     ) -> tuple[Array, Array]:
-        """Return the estimate and the next state; see `GroupFilter`."""
+        """See `GroupFilter`."""
         state = images.state
         sums, done = np.zeros((3, *state.shape)), 0
         for tokens in _blocks(groups, images):

@@ -1,4 +1,4 @@
-"""The step on groups of alike patches on tensors."""
+"""Steps on tensors."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ class TensorFilter:
         self.kernels = kernels
 
     def why_no_search(self, guide: Any, lattice: Lattice) -> str:
-        """Return why no kernel does the search; empty where one does."""
+        """Return why no kernel in Triton does the search; empty where one does."""
         from nlflow.backends.triton import choice
 
         offsets = math.prod(2 * radius + 1 for radius in lattice.radii)
         return choice.why_not(guide, self.kernels) or choice.why_no_search(guide, offsets)
 
     def why_no_step(self, lattice: Lattice, images: Images, stage: Stage) -> str:
-        """Return why no kernel does the step; empty where one does."""
+        """Return why no kernel in Triton does the step; empty where one does."""
         from nlflow.backends.torch.groups import tracked
         from nlflow.backends.triton import choice
 
@@ -68,7 +68,7 @@ class TensorFilter:
         )  # fmt: skip
 
     def told(self, like: Any, across: float) -> str:
-        """Return what computes groups and steps, in words."""
+        """Return what computes groups and steps."""
         from nlflow.backends.triton import choice
 
         why = choice.why_not(like, self.kernels) or ("estimates are combined across members" if across else "")
@@ -81,7 +81,7 @@ class TensorFilter:
 
     @classmethod
     def within(cls, like: Any, limit: float) -> tuple[TensorFilter, int]:
-        """Return a filter whose chunks take a part of some bytes, and what they take."""
+        """Return a filter for so many bytes, and what its chunks take."""
         from nlflow.backends.torch.workers import bytes_of_chunks, chunk_for
 
         held = bytes_of_chunks(like.device)
@@ -90,7 +90,7 @@ class TensorFilter:
 
     @staticmethod
     def held(like: Any) -> Any:
-        """Hold the workers of a device over many steps, between which torch would share small operations out."""
+        """Hold the workers over many steps, between which torch would share small operations out."""
         from nlflow.backends.torch.workers import workers_for
 
         return workers_for(like.device)
@@ -149,7 +149,7 @@ class TensorFilter:
     def step(
         self, groups: Groups, images: Images, stage: Stage, during: Callable[[float], Any] = lambda share: None
     ) -> tuple[Array, Array]:
-        """Return the estimate and the next state; see `GroupFilter`."""
+        """See `GroupFilter`."""
         import torch
 
         from nlflow.backends.torch.groups import Step
@@ -219,7 +219,7 @@ def _check(in_range: bool, finite: bool) -> None:
 
 
 class FrozenFilter(TensorFilter):
-    """The groups that a first run finds, in the order in which it finds them, for all runs after it."""
+    """The groups that a first run finds, in order, for all runs after it."""
 
     def __init__(self, numbers: int | None = None) -> None:
         super().__init__(numbers)
@@ -231,7 +231,7 @@ class FrozenFilter(TensorFilter):
         self._next = 0
 
     def find(self, guide: Array, lattice: Lattice) -> tuple[Array, Array]:
-        """Return the groups found at this place of the first run."""
+        """In first order."""
         if self._next == len(self._found):
             self._found.append(super().find(guide, lattice))
         self._next += 1

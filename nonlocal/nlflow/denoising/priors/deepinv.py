@@ -1,4 +1,4 @@
-"""The denoiser for deepinv (https://deepinv.github.io): a ``deepinv.models.Denoiser`` without weights."""
+"""Adapter for deepinv."""
 
 from __future__ import annotations
 

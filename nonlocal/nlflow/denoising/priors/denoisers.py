@@ -1,4 +1,4 @@
-"""What stands for a prior: functions of a signal and of the noise that it is taken to hold."""
+"""Functions that stand for a prior."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ class Resolvent:
 
 
 def check_denoised(result: Any, like: Array) -> Array:
-    """Return what a denoiser gave, if it is real, finite and of the right shape."""
+    """Refuse other results."""
     array = np.asarray(result)
     if array.dtype.kind not in "biuf":
         raise InputError(f"denoiser: it returned dtype {array.dtype}, expected real numbers")

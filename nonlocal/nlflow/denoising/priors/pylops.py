@@ -1,4 +1,4 @@
-"""The filter of a frozen kernel for PyLops (https://pylops.readthedocs.io): P and L as linear operators."""
+"""Adapter for PyLops."""
 
 from __future__ import annotations
 

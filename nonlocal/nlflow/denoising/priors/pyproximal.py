@@ -1,4 +1,4 @@
-"""The denoiser for PyProximal (https://pyproximal.readthedocs.io): the proximal operator of its prior."""
+"""Adapter for PyProximal."""
 
 from __future__ import annotations
 

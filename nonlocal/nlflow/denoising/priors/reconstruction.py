@@ -1,4 +1,4 @@
-"""Reconstruction of a signal from linear measurements, with a denoiser as the prior."""
+"""Reconstruction with priors."""
 
 from __future__ import annotations
 
@@ -142,14 +142,14 @@ def douglas_rachford(problem: _Problem, v: Array, strength: float) -> tuple[Arra
 
 
 def forward_backward(problem: _Problem, u: Array, strength: float) -> tuple[Array, Array]:
-    """Take a gradient step of the misfit, then denoise; the state is u."""
+    """The state is u."""
     length = strength**2 / (problem.weight * problem.sigma**2)
     u = problem.denoise(u - length * problem.slope(u), strength)
     return u, u
 
 
 def red(problem: _Problem, x: Array, strength: float) -> tuple[Array, Array]:
-    """Denoise, then fit the data near the result; the state is x."""
+    """The state is x."""
     x = problem.near(problem.denoise(x, strength), strength)
     return x, x
 

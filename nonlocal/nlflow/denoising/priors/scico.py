@@ -1,4 +1,4 @@
-"""The denoiser for SCICO (https://scico.readthedocs.io)."""
+"""Adapter for SCICO."""
 
 from __future__ import annotations
 
