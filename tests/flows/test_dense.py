@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import math
+import weakref
 from typing import Any
 
 import numpy as np
@@ -73,3 +75,16 @@ def test_refusals(tmp_path: Any) -> None:
     found = nl.solve(FLOW, MODE, t=1.0, integrator=nl.RungeKutta(), dense=True)
     with pytest.raises(InputError, match=r"t: got times from 0.5 to 2, expected them in \[0, 1\]"):
         found.at([0.5, 2.0])
+
+
+def test_a_dense_solution_is_freed_with_its_last_name() -> None:
+    """Its steps hold five signals each, which must not wait for the collector of cycles."""
+    found = nl.solve(OSCILLATOR, START, t=6.0, integrator=nl.RungeKutta(), dense=True)
+    assert found.between is not None
+    run = weakref.ref(found.between.__self__)  # type: ignore[attr-defined]
+    gc.disable()
+    try:
+        del found
+        assert run() is None
+    finally:
+        gc.enable()

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import wraps
+from functools import partial, wraps
 from typing import Any, Self, TypeVar, cast
 
 import numpy as np
@@ -66,6 +66,11 @@ def of_signal(method: Method) -> Method:
             raise type(error)(f"u: got NaN or infinity, expected finite values: {error}") from error
 
     return cast(Method, checked)
+
+
+def _told(listeners: list[Callable[[float], Any]], share: float) -> None:
+    for listener in listeners:
+        listener(share)
 
 
 @underflowing
@@ -385,13 +390,15 @@ class Flow:
     def telling(self, during: Callable[[float], Any]) -> Iterator[None]:
         """Let the flow call `during` within a step.
 
-        A flow that outlives its step must not hold the run: its signals would stay until the collector of cycles comes.
+        Neither the flow nor a copy that is made in the step may hold the run after it: its signals would stay until the
+        collector of cycles comes.
         """
-        before = vars(self).get("during")
-        self.during = during
+        before, listeners = vars(self).get("during"), [during]
+        self.during = partial(_told, listeners)
         try:
             yield
         finally:
+            listeners.clear()
             vars(self).pop("during", None)
             if before is not None:
                 self.during = before
