@@ -27,7 +27,7 @@ from nlflow.flows import (
 )
 from nlflow.flows.integrators.stochastic import covariance_root, fluctuation
 from nlflow.flows.noise import normals
-from validation.claims.steps_by_formula import H, N, Problem, T, apart, phi
+from validation.flow_by_matrices import H, N, Problem, T, apart, phi
 from validation.harness import Check, Claim, Context, Outcome, largest
 
 Floats = NDArray[np.float64]
