@@ -50,7 +50,7 @@ class _Held(GraphEstimator):
 
 
 class HarmonicClassifier(_Held, ProbabilisticClassifier):
-    """Harmonic functions: J is minimized with u = y at labelled nodes, so that each other node is its average.
+    """Harmonic functions: J is minimized with u = y at labelled nodes, so that Pu = u at the others.
 
     (Zhu, Ghahramani and Lafferty 2003, semi-supervised learning using Gaussian fields and harmonic functions.) The
     score of a class is the probability that a walker from the node meets a label of this class first. With a fidelity E
