@@ -32,7 +32,7 @@ NO_NOISE: Final = "no noise"
 
 
 class Word(NamedTuple):
-    """A word's texts."""
+    """Texts beside a word."""
 
     label: str
     help: str

@@ -45,14 +45,14 @@ def sure(
     epsilon: float,
     sigma: float | NDArray[Any],
 ) -> float:
-    """Return Stein's unbiased estimate of the mean squared error of a denoiser f, per sample.
+    """Return Stein's unbiased estimate of the mean squared error of a denoiser f, per sample; it may be negative.
 
     For y = x + Gaussian noise of variance σ_i², independent between samples,
 
         E mean (f(y) - x)² = E mean[(f(y) - y)² - σ² + 2 σ² ∂f_i/∂y_i],
 
     with the divergence from one more evaluation of f, ∂f_i/∂y_i ≈ b_i (f(y + ε b) - f(y))_i / ε in the mean over
-    random signs b. It may be negative.
+    random signs b. O(N), besides the evaluations of f.
 
     Parameters
     ----------
@@ -72,10 +72,6 @@ def sure(
     ------
     InputError
         For shapes that do not match, values that are not finite, epsilon not > 0 and negative sigma.
-
-    Notes
-    -----
-    Cost O(N), besides the evaluations of f.
 
     References
     ----------

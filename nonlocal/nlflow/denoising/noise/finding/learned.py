@@ -45,7 +45,7 @@ class Belief:
 
 @lru_cache(maxsize=2)
 def weights(planes: int) -> dict[str, Array]:
-    """Return what was learned."""
+    """Load the weights."""
     path = files("nlflow.denoising.noise.finding") / "learned.npz"
     with path.open("rb") as stream, np.load(stream, allow_pickle=False) as held:
         first = f"{planes}."

@@ -90,7 +90,7 @@ class Spectrum:
 
     @property
     def is_told(self) -> bool:
-        """Whether it is told."""
+        """Whether it tells noise that is not white."""
         return not self.is_white and self.sure >= OfRecordings.sure
 
 

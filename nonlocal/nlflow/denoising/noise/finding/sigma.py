@@ -43,7 +43,7 @@ class Windows:
 
     @property
     def first(self) -> int:
-        """Windows to begin with."""
+        """How many windows reach `OfWindows.first_error`."""
         frequencies = int(self.high.shape[1])
         return math.ceil(self.repeats / (2 * frequencies * OfWindows.first_error**2))
 
@@ -81,7 +81,7 @@ def _while_consistent(windows: Windows, order: NDArray[np.intp], share: float) -
 
 
 def sigma_of_volume(volume: NDArray[np.floating], absent: NDArray[np.bool_]) -> float:
-    """Sigma of a channel."""
+    """Sigma of a channel (D, H, W)."""
     unit, span = in_unit(volume, absent)
     if span == 0:
         return 0.0

@@ -76,8 +76,8 @@ def photon_transfer(
     stack : array_like
         Volume or clip of three axes, of one channel.
     offset : float, optional
-        Value of the input for no light, such as the mean of a dark frame. The stack does not tell it from the read
-        noise: without it one is assumed for which sigma² >= 0.
+        Value of the input for no light, such as the mean of a dark frame; the stack does not tell it from the read
+        noise. Without it one is assumed for which sigma² >= 0.
     channel_axis : int, optional
         An axis of one sample.
     mask : array_like of bool, optional
@@ -95,13 +95,13 @@ def photon_transfer(
 
     Notes
     -----
-    The variance is measured at high frequencies of those blocks of 4×4×4 that have the least energy at low ones, in up
-    to 40 bins of the mean. A line is fitted with weights; points above it count as structure and lose weight. O(N).
+    A line is fitted to the variance over the mean, at high frequencies of those blocks of 4×4×4 that have the least
+    energy at low ones; points above it count as structure and lose weight. O(N).
 
     References
     ----------
-    Janesick, Klaasen and Elliott 1987 (doi 10.1117/12.7974183); from pictures themselves: Foi, Trimeche, Katkovnik and
-    Egiazarian 2008 (doi 10.1109/TIP.2008.2001399).
+    Janesick, Klaasen and Elliott 1987 (doi 10.1117/12.7974183); Foi, Trimeche, Katkovnik and Egiazarian 2008
+    (doi 10.1109/TIP.2008.2001399), from pictures themselves.
 
     Examples
     --------

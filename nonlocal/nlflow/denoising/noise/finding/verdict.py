@@ -268,7 +268,7 @@ def two_valued(samples: Array, missing: NDArray[np.bool_] | None) -> bool:
 
 
 def of_two_values() -> NoiseEstimate:
-    """Verdict: it stays."""
+    """Return the verdict that it stays."""
     return NoiseEstimate(GaussianNoise(0.0), "low", (TWO_VALUES,), whole=False)
 
 

@@ -267,7 +267,7 @@ class Noise(ABC):
 
 @dataclass(frozen=True)
 class Strewn(Noise):
-    """Replaced samples."""
+    """Noise that replaces samples."""
 
     undone: ClassVar[bool] = True
 
@@ -318,7 +318,7 @@ class Strewn(Noise):
 
 
 class Subtracted(Noise):
-    """Subtracted noise."""
+    """Noise that is subtracted."""
 
     undone: ClassVar[bool] = True
 

@@ -235,7 +235,7 @@ def _integral(weights: Floats) -> Any:
 @underflowing
 @dataclass(frozen=True)
 class Magnitudes(Evened):
-    """One coil or several."""
+    """Noise of magnitudes."""
 
     sigma: float | None = field(
         default=None,

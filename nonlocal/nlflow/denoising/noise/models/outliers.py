@@ -237,8 +237,7 @@ class HotPixels(Strewn):
     Notes
     -----
     `reduce` looks for what is sharper than the optics allow, in its frame or in the median over the frames with
-    `fixed`; in a signal for `Spikes`. Warm pixels that noise may reach stay. Dead pixels count too, and so may
-    tracks of cosmic rays.
+    `fixed`, dead pixels too; in a signal for `Spikes`. Warm pixels that noise may reach stay.
 
     References
     ----------
