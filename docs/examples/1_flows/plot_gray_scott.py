@@ -15,7 +15,7 @@ from nlflow.flows import GrayScott, SystemFlow
 
 # %%
 # An average over a narrow kernel, less the value itself, is about half the square of its width times the second
-# derivatives. So the rates are 2 D / width², with Pearson's diffusivities.
+# derivatives, so the rates are 2 D / width².
 
 side, width = 120, 1.2
 grid = Grid((side, side), boundary="periodic")

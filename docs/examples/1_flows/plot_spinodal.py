@@ -50,8 +50,7 @@ for row, (mean, run) in zip(rows, runs.items(), strict=True):
 
 # %%
 # At first a wave of wave number k grows at the rate :math:`\ell_k (1 - \ell_k)`, with :math:`\ell_k =
-# \frac{2}{\sigma^2} (1 - e^{-k^2 \sigma^2 / 2})` for this kernel. The points are the spectrum of u after 5 units of
-# time.
+# \frac{2}{\sigma^2} (1 - e^{-k^2 \sigma^2 / 2})` for this kernel.
 
 waves = 2 * np.pi * np.fft.fftfreq(128)
 size = np.hypot(*np.meshgrid(waves, waves)).ravel()

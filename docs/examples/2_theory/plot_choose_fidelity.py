@@ -45,9 +45,8 @@ assert max(errors["rgcv"], errors["sure"]) < 1.1 * true.min()
 assert errors["gcv"] > 1.5 * true.min()
 
 # %%
-# Stein's estimate follows the true error, cross-validation as long as few degrees of freedom are left: for large
-# fidelities the minimizer is nearly a number times the noisy signal, and cross-validation is flat. Its robust form
-# rises there.
+# For large fidelities the minimizer is nearly a number times the noisy signal, and cross-validation is flat; its robust
+# form rises there.
 
 figure, panels = plt.subplot_mosaic([["error", "error"], ["L", "evidence"]], figsize=(7.8, 7), layout="constrained")
 looks = dict(zip(methods, zip(COLOURS, "osD^vP", strict=True), strict=True))

@@ -2,10 +2,9 @@ r"""
 Attention as a random walk
 ==========================
 
-Lemma 1 of `arXiv 2312.00751 <https://arxiv.org/abs/2312.00751>`_: a walker moves k times, each time to a token drawn
-from the attention. The value after k attention layers is the expected value at the walker's end. Lemma 2: in the long
-run its law is the stationary law, so repeated layers run to the constant :math:`\pi^T v`. The chain is
-:class:`nlflow.MarkovChain`.
+Lemma 1 of `arXiv 2312.00751 <https://arxiv.org/abs/2312.00751>`_: the value after k attention layers is the expected
+value at the end of a walk of k moves, each to a token drawn from the attention (:class:`nlflow.MarkovChain`). Lemma 2:
+in the long run its law is the stationary law, so repeated layers run to the constant :math:`\pi^T v`.
 """
 
 import matplotlib.pyplot as plt

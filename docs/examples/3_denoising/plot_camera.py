@@ -3,7 +3,7 @@ A photograph from a camera
 ==========================
 
 The noise of a photograph follows the light, neighbours share it after demosaicking, and compression cuts its high
-frequencies off. An estimate of white noise finds almost none. :func:`nlflow.denoise` finds out which noise there is.
+frequencies off, so an estimate of white noise finds almost none. :func:`nlflow.denoise` finds out which noise there is.
 """
 
 import io
@@ -77,8 +77,8 @@ for (upper, lower), (name, u) in zip(
 plt.show()
 
 # %%
-# The noise that was found, beside that of the simulation. Its power at the lowest frequencies has the shifts that the
-# tone curve and clipping make in dark parts.
+# Beside the noise of the simulation. Its power at the lowest frequencies has the shifts that the tone curve and
+# clipping make in dark parts.
 
 model, error, light_grey = found.model, noisy.astype(float) - clean, clean.mean(axis=-1)
 power = 3 * np.abs(np.fft.fft2(error.mean(axis=-1))) ** 2 / light_grey.size

@@ -3,8 +3,8 @@ Tomography from few views
 =========================
 
 A slice is seen by 45 parallel-beam projections with noise. The energy :math:`|Au - f|^2 / (2 \\sigma^2) + J(u)` of a
-frozen kernel (:class:`nlflow.denoising.priors.EA`) is minimized by conjugate gradients. The denoiser as the prior
-(:func:`nlflow.denoising.priors.reconstruct`) looks for patches that are alike in each step.
+frozen kernel (:class:`nlflow.denoising.priors.EA`) is minimized by conjugate gradients, beside the denoiser as the
+prior (:func:`nlflow.denoising.priors.reconstruct`).
 """
 
 import matplotlib.pyplot as plt

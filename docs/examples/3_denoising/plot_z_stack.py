@@ -2,9 +2,8 @@
 A z-stack of counts
 ===================
 
-A microscope counts few photons in each voxel, and its slices lie farther apart than its pixels.
-:class:`nlflow.denoising.noise.Poisson` stabilizes the noise; ``axes="ZYX"`` and ``spacing`` of :func:`nlflow.denoise`
-group blocks of the whole stack. The cells are drawn here.
+A microscope counts few photons in each voxel. :class:`nlflow.denoising.noise.Poisson` stabilizes the noise;
+``axes="ZYX"`` and ``spacing`` of :func:`nlflow.denoise` group blocks of the whole stack.
 """
 
 import matplotlib.pyplot as plt

@@ -3,8 +3,8 @@ Over-smoothing in a trained encoder, and its repair
 ===================================================
 
 Two small vision transformers were trained in the same way on CIFAR-10, one with the term :math:`\tilde\lambda (v_0 -
-v)` in each layer. :func:`nlflow.attention.probe` looks into them: with plain attention the tokens end more alike.
-:func:`nlflow.attention.attach` adds the term to the plain model, :func:`nlflow.attention.detach` removes it.
+v)` in each layer. :func:`nlflow.attention.probe` looks into them, :func:`nlflow.attention.attach` adds the term to the
+plain model, :func:`nlflow.attention.detach` removes it.
 """
 
 from pathlib import Path
