@@ -35,6 +35,8 @@ REMEMBERED = 64 * 2**20  # bytes by which the peak of memory may grow until a fi
 _MODULES = {"pickle", "cPickle", "_pickle", "cloudpickle", "dill", "shelve", "marshal", "jsonpickle", "yaml", "h5py"}
 _CALLS = {"eval", "exec", "compile", "joblib.load", "joblib.dump", "yaml.load", "numpy.load", "np.load", "torch.load"}
 
+_IMPORTS = {"import_module", "__import__", "installed", "partial"}
+
 
 def _dotted(node: ast.expr) -> str:
     if isinstance(node, ast.Attribute):
@@ -60,6 +62,10 @@ def _ways_to_code(source: str) -> list[str]:
             safe |= name == "torch.load" and _constant(node, "weights_only") is True
             if name in _CALLS and not safe:
                 found.append(name)
+            if name.rpartition(".")[2] in _IMPORTS:
+                texts = {one.value for one in node.args if isinstance(one, ast.Constant) and isinstance(one.value, str)}
+                modules = {word for text in texts for word in text.split() if word.split(".")[0] in _MODULES}
+                found += [f"import {module}" for module in sorted(modules)]
             for keyword, bad in (("allow_pickle", True), ("weights_only", False), ("trust_remote_code", True)):
                 if _constant(node, keyword) is bad:
                     found.append(f"{keyword}={bad}")
@@ -112,6 +118,8 @@ def test_no_source_unpickles_or_evaluates() -> None:
         "joblib.load(path)",
         "eval(text)",
         "import yaml",
+        "importlib.import_module('pickle')",
+        "partial(installed, 'raw', 'Dill', 'dill dill.source')",
         "library.AutoModel.from_pretrained(folder)",
         "library.AutoModel.from_pretrained(folder, trust_remote_code=True)",
     ],
