@@ -84,10 +84,10 @@ from .flows.integrators import Exponential as Exponential
 from .flows.integrators import NeutrenoStep as NeutrenoStep
 from .flows.integrators import RungeKutta as RungeKutta
 from .flows.integrators import SemiImplicit as SemiImplicit
+from .flows.kinetics import AllenCahn as AllenCahn
 from .flows.linear import AttentionFlow as AttentionFlow
 from .flows.linear import GradientFlow as GradientFlow
 from .flows.p_flow import PFlow as PFlow
-from .flows.reactions import AllenCahn as AllenCahn
 from .flows.solver import solve as solve
 from .flows.sphere import SphereFlow as SphereFlow
 from .flows.sphere import on_sphere as on_sphere

@@ -79,9 +79,7 @@ class Equations:
             mask = flow.terms.constraint.mask
             self.free = np.broadcast_to(~mask.reshape(mask.shape + (1,) * (full.ndim - mask.ndim)), full.shape).copy()
         measure = np.asarray(to_numpy(flow.measure(self.like)), dtype=np.float64)
-        # Of a measure for each channel too, each sums up by itself.
-        width = full.shape[-1] if measure.ndim > len(flow.affinity.domain.shape) else 1
-        measure = measure.reshape(measure.shape + (1,) * (full.ndim - measure.ndim)) / (measure.sum() / width)
+        measure = measure.reshape(measure.shape + (1,) * (full.ndim - measure.ndim)) / flow.total(measure)
         self.weights: Floats = np.broadcast_to(measure, full.shape)[self.free].copy()
         self.start: Floats = full[self.free]
         self.single = self.like.dtype == namespace(self.like).float32

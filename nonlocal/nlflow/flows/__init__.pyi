@@ -31,7 +31,9 @@ from .integrators import RungeKutta as RungeKutta
 from .integrators import SemiImplicit as SemiImplicit
 from .integrators import StoermerVerlet as StoermerVerlet
 from .integrators import Strang as Strang
+from .kinetics import AllenCahn as AllenCahn
 from .kinetics import Brusselator as Brusselator
+from .kinetics import FisherKPP as FisherKPP
 from .kinetics import FitzHughNagumo as FitzHughNagumo
 from .kinetics import GrayScott as GrayScott
 from .kinetics import PredatorPrey as PredatorPrey
@@ -46,8 +48,6 @@ from .particles import CollisionError as CollisionError
 from .particles import External as External
 from .particles import ParticleFlow as ParticleFlow
 from .particles import trap as trap
-from .reactions import AllenCahn as AllenCahn
-from .reactions import FisherKPP as FisherKPP
 from .reactions import Reaction as Reaction
 from .replayed import Replayed as Replayed
 from .result import Solution as Solution

@@ -358,15 +358,19 @@ class Flow:
         """Return the root mean square of `v` in the flow's measure, channels added up."""
         return float(self._pending_norm(v))
 
+    def total(self, measure: Array) -> Array:
+        """Return the sum of a measure over nodes; of one for each channel, the mean of their sums."""
+        width = int(measure.shape[-1]) if measure.ndim > len(self.affinity.domain.shape) else 1
+        xp = namespace(measure)
+        return xp.sum(measure, dtype=xp.float64) / width
+
     def _pending_norm(self, v: Array) -> Pending:
         xp = namespace(v)
         measure = self.measure(v)
         size = unit_of(v)  # squares of very large and very small values have no float
         v = v / size
         total = xp.sum(over_channels(measure, v) * v * v, dtype=xp.float64)
-        # Of a measure for each channel too, each sums up by itself.
-        width = int(measure.shape[-1]) if measure.ndim > len(self.affinity.domain.shape) else 1
-        mean = total / (xp.sum(measure, dtype=xp.float64) / width)
+        mean = total / self.total(measure)
         return Pending(lambda size, mean: size * math.sqrt(mean) if mean >= 0 else math.nan, size, mean)
 
     def check_signal(self, name: str, value: Any) -> Array:

@@ -1,4 +1,7 @@
-"""Coupled reactions that papers simulate."""
+"""Reactions that papers simulate.
+
+Their functions are static: a method of the object would hold it in a cycle of references.
+"""
 
 from __future__ import annotations
 
@@ -27,6 +30,83 @@ def _matrix(u: Array, *rows: tuple[Any, ...]) -> Array:
 
 
 @underflowing
+class AllenCahn(Reaction):
+    """R(u) = s (u - u^3), which drives values to -1 and 1; its potential is s (u^2 - 1)^2 / 4.
+
+    (Allen and Cahn 1979, doi 10.1016/0001-6160(79)90196-2; with a nonlocal diffusion Bates 2006, in Nonlinear Dynamics
+    and Evolution Equations.)
+
+    Parameters
+    ----------
+    strength : float
+        s > 0, beside the rate of the diffusion (1 in the degree metric).
+    interval : tuple of float
+        Of the values that the signal takes; see `Reaction`.
+
+    Examples
+    --------
+    >>> from nlflow import AllenCahn
+    >>> AllenCahn(3.0).bound
+    6.0
+    """
+
+    def __init__(self, strength: float = 1.0, *, interval: tuple[float, float] = (-1.0, 1.0)) -> None:
+        s = self.strength = check_number("strength", strength, minimum=0, strict=True)
+        value, slope, potential = (partial(of, s) for of in (self._value, self._slope, self._potential))
+        super().__init__(value, interval, derivative=slope, potential=potential, name="AllenCahn")
+
+    @staticmethod
+    def _value(s: float, u: Array) -> Array:
+        return s * (u * (1 - u * u))
+
+    @staticmethod
+    def _slope(s: float, u: Array) -> Array:
+        return s * (1 - 3 * (u * u))
+
+    @staticmethod
+    def _potential(s: float, u: Array) -> Array:
+        return s / 4 * (u * u - 1) ** 2
+
+
+@underflowing
+class FisherKPP(Reaction):
+    """R(u) = r u (1 - u), logistic growth; its potential is r (u^3 / 3 - u^2 / 2).
+
+    (Fisher 1937, doi 10.1111/j.1469-1809.1937.tb02153.x; Kolmogorov, Petrovsky and Piskunov 1937.)
+
+    Parameters
+    ----------
+    rate : float
+        r > 0.
+    interval : tuple of float
+        Of the values that the signal takes; see `Reaction`. Values below 0 run off to minus infinity in finite time.
+
+    Examples
+    --------
+    >>> from nlflow import FisherKPP
+    >>> FisherKPP(0.5).bound
+    0.5
+    """
+
+    def __init__(self, rate: float = 1.0, *, interval: tuple[float, float] = (0.0, 1.0)) -> None:
+        r = self.rate = check_number("rate", rate, minimum=0, strict=True)
+        value, slope, potential = (partial(of, r) for of in (self._value, self._slope, self._potential))
+        super().__init__(value, interval, derivative=slope, potential=potential, name="FisherKPP")
+
+    @staticmethod
+    def _value(r: float, u: Array) -> Array:
+        return r * (u * (1 - u))
+
+    @staticmethod
+    def _slope(r: float, u: Array) -> Array:
+        return r * (1 - 2 * u)
+
+    @staticmethod
+    def _potential(r: float, u: Array) -> Array:
+        return r * (u * u * (u / 3 - 0.5))
+
+
+@underflowing
 class GrayScott(Reaction):
     """R(u, v) = (-u v^2 + F (1 - u), u v^2 - (F + k) v): a substrate that is fed, and an autocatalyst that dies.
 
@@ -49,8 +129,18 @@ class GrayScott(Reaction):
     def __init__(self, feed: float = 0.04, kill: float = 0.06, *, interval: Any = ((0.0, 1.0), (0.0, 1.0))) -> None:
         f = self.feed = check_number("feed", feed, minimum=0)
         k = self.kill = check_number("kill", kill, minimum=0)
-        value, slope = partial(_gray_scott, f, k), partial(_slope_of_gray_scott, f, k)
+        value, slope = partial(self._value, f, k), partial(self._slope, f, k)
         super().__init__(value, interval, derivative=slope, components=2, name="GrayScott")
+
+    @staticmethod
+    def _value(f: float, k: float, u: Array) -> Array:
+        eaten = u[..., 0] * u[..., 1] * u[..., 1]
+        return _columns(u, f * (1 - u[..., 0]) - eaten, eaten - (f + k) * u[..., 1])
+
+    @staticmethod
+    def _slope(f: float, k: float, u: Array) -> Array:
+        square, twice = u[..., 1] * u[..., 1], 2 * u[..., 0] * u[..., 1]
+        return _matrix(u, (-square - f, -twice), (square, twice - (f + k)))
 
 
 @underflowing
@@ -81,8 +171,17 @@ class FitzHughNagumo(Reaction):
         a, b = check_number("a", a), check_number("b", b)
         e, i = check_number("epsilon", epsilon, minimum=0, strict=True), check_number("current", current)
         self.a, self.b, self.epsilon, self.current = a, b, e, i
-        value, slope = partial(_fitzhugh_nagumo, a, b, e, i), partial(_slope_of_fitzhugh_nagumo, b, e)
+        value, slope = partial(self._value, a, b, e, i), partial(self._slope, b, e)
         super().__init__(value, interval, derivative=slope, components=2, name="FitzHughNagumo")
+
+    @staticmethod
+    def _value(a: float, b: float, e: float, i: float, u: Array) -> Array:
+        v, w = u[..., 0], u[..., 1]
+        return _columns(u, v - v * v * v / 3 - w + i, e * (v + a - b * w))
+
+    @staticmethod
+    def _slope(b: float, e: float, u: Array) -> Array:
+        return _matrix(u, (1 - u[..., 0] * u[..., 0], -1.0), (e, -e * b))
 
 
 @underflowing
@@ -109,8 +208,18 @@ class Brusselator(Reaction):
     def __init__(self, a: float = 1.0, b: float = 3.0, *, interval: Any = ((0.0, 8.0), (0.0, 8.0))) -> None:
         a = self.a = check_number("a", a, minimum=0, strict=True)
         b = self.b = check_number("b", b, minimum=0, strict=True)
-        value, slope = partial(_brusselator, a, b), partial(_slope_of_brusselator, b)
+        value, slope = partial(self._value, a, b), partial(self._slope, b)
         super().__init__(value, interval, derivative=slope, components=2, name="Brusselator")
+
+    @staticmethod
+    def _value(a: float, b: float, u: Array) -> Array:
+        bound = u[..., 0] * u[..., 0] * u[..., 1]
+        return _columns(u, a - (b + 1) * u[..., 0] + bound, b * u[..., 0] - bound)
+
+    @staticmethod
+    def _slope(b: float, u: Array) -> Array:
+        square, twice = u[..., 0] * u[..., 0], 2 * u[..., 0] * u[..., 1]
+        return _matrix(u, (twice - (b + 1), square), (b - twice, -square))
 
 
 @underflowing
@@ -145,65 +254,33 @@ class PredatorPrey(Reaction):
         least = {"saturation": 1e-150}
         r, h, c, m = (check_number(n, value, minimum=least.get(n, 0), strict=True) for n, value in given.items())
         self.growth, self.saturation, self.conversion, self.mortality = r, h, c, m
-        value, slope = partial(_predator_prey, r, h, c, m), partial(_slope_of_predator_prey, r, h, c, m)
+        value, slope = partial(self._value, r, h, c, m), partial(self._slope, r, h, c, m)
         if competition is None:
-            value, slope = partial(_at_a_node, value), partial(_slope_at_a_node, slope)
+            value, slope = partial(self._value_at_a_node, value), partial(self._slope_at_a_node, slope)
         super().__init__(
             value, interval, derivative=slope, components=2, average=competition, name="PredatorPrey"
         )  # fmt: skip
 
+    @staticmethod
+    def _value(r: float, h: float, c: float, m: float, u: Array, around: Array) -> Array:
+        eaten = u[..., 0] * u[..., 1] / (u[..., 0] + h)
+        return _columns(u, r * u[..., 0] * (1 - around[..., 0]) - eaten, c * eaten - m * u[..., 1])
 
-# ---- the functions, by name: those made where they are called could not be pickled
+    @staticmethod
+    def _slope(r: float, h: float, c: float, m: float, u: Array, around: Array) -> Array:
+        prey, per_prey = u[..., 0], u[..., 0] / (u[..., 0] + h)
+        slope = h / (prey + h) * (u[..., 1] / (prey + h))
+        return _matrix(
+            u,
+            (r * (1 - around[..., 0]) - slope, -per_prey, -r * prey, 0.0),
+            (c * slope, c * per_prey - m, 0.0, 0.0),
+        )
 
+    @staticmethod
+    def _value_at_a_node(of: Callable[[Array, Array], Array], u: Array) -> Array:
+        return of(u, u)
 
-def _gray_scott(f: float, k: float, u: Array) -> Array:
-    eaten = u[..., 0] * u[..., 1] * u[..., 1]
-    return _columns(u, f * (1 - u[..., 0]) - eaten, eaten - (f + k) * u[..., 1])
-
-
-def _slope_of_gray_scott(f: float, k: float, u: Array) -> Array:
-    square, twice = u[..., 1] * u[..., 1], 2 * u[..., 0] * u[..., 1]
-    return _matrix(u, (-square - f, -twice), (square, twice - (f + k)))
-
-
-def _fitzhugh_nagumo(a: float, b: float, e: float, i: float, u: Array) -> Array:
-    v, w = u[..., 0], u[..., 1]
-    return _columns(u, v - v * v * v / 3 - w + i, e * (v + a - b * w))
-
-
-def _slope_of_fitzhugh_nagumo(b: float, e: float, u: Array) -> Array:
-    return _matrix(u, (1 - u[..., 0] * u[..., 0], -1.0), (e, -e * b))
-
-
-def _brusselator(a: float, b: float, u: Array) -> Array:
-    bound = u[..., 0] * u[..., 0] * u[..., 1]
-    return _columns(u, a - (b + 1) * u[..., 0] + bound, b * u[..., 0] - bound)
-
-
-def _slope_of_brusselator(b: float, u: Array) -> Array:
-    square, twice = u[..., 0] * u[..., 0], 2 * u[..., 0] * u[..., 1]
-    return _matrix(u, (twice - (b + 1), square), (b - twice, -square))
-
-
-def _predator_prey(r: float, h: float, c: float, m: float, u: Array, around: Array) -> Array:
-    eaten = u[..., 0] * u[..., 1] / (u[..., 0] + h)
-    return _columns(u, r * u[..., 0] * (1 - around[..., 0]) - eaten, c * eaten - m * u[..., 1])
-
-
-def _slope_of_predator_prey(r: float, h: float, c: float, m: float, u: Array, around: Array) -> Array:
-    prey, per_prey = u[..., 0], u[..., 0] / (u[..., 0] + h)
-    slope = h / (prey + h) * (u[..., 1] / (prey + h))
-    return _matrix(
-        u,
-        (r * (1 - around[..., 0]) - slope, -per_prey, -r * prey, 0.0),
-        (c * slope, c * per_prey - m, 0.0, 0.0),
-    )
-
-
-def _at_a_node(of: Callable[[Array, Array], Array], u: Array) -> Array:
-    return of(u, u)
-
-
-def _slope_at_a_node(of: Callable[[Array, Array], Array], u: Array) -> Array:
-    both = of(u, u)
-    return both[..., :2] + both[..., 2:]
+    @staticmethod
+    def _slope_at_a_node(of: Callable[[Array, Array], Array], u: Array) -> Array:
+        both = of(u, u)
+        return both[..., :2] + both[..., 2:]

@@ -7,7 +7,6 @@ import hashlib
 import itertools
 import math
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -545,83 +544,3 @@ def _checked_interval(interval: Any, components: int | None) -> tuple[Any, Any]:
         pairs = [_checked_interval(tuple(pair), None) for pair in interval]
         return np.array([low for low, _ in pairs]), np.array([high for _, high in pairs])
     return check_range("interval", interval)
-
-
-# Functions of the reactions below, by name: those made where they are called could not be pickled.
-
-
-def _cubic(s: float, u: Array) -> Array:
-    return s * (u * (1 - u * u))
-
-
-def _slope_of_cubic(s: float, u: Array) -> Array:
-    return s * (1 - 3 * (u * u))
-
-
-def _double_well(s: float, u: Array) -> Array:
-    return s / 4 * (u * u - 1) ** 2
-
-
-def _logistic(r: float, u: Array) -> Array:
-    return r * (u * (1 - u))
-
-
-def _slope_of_logistic(r: float, u: Array) -> Array:
-    return r * (1 - 2 * u)
-
-
-def _well_of_logistic(r: float, u: Array) -> Array:
-    return r * (u * u * (u / 3 - 0.5))
-
-
-@underflowing
-class AllenCahn(Reaction):
-    """R(u) = s (u - u^3), which drives values to -1 and 1; its potential is s (u^2 - 1)^2 / 4.
-
-    (Allen and Cahn 1979, doi 10.1016/0001-6160(79)90196-2; with a nonlocal diffusion Bates 2006, in Nonlinear Dynamics
-    and Evolution Equations.)
-
-    Parameters
-    ----------
-    strength : float
-        s > 0, beside the rate of the diffusion (1 in the degree metric).
-    interval : tuple of float
-        Of the values that the signal takes; see `Reaction`.
-
-    Examples
-    --------
-    >>> from nlflow import AllenCahn
-    >>> AllenCahn(3.0).bound
-    6.0
-    """
-
-    def __init__(self, strength: float = 1.0, *, interval: tuple[float, float] = (-1.0, 1.0)) -> None:
-        s = self.strength = check_number("strength", strength, minimum=0, strict=True)
-        value, slope, potential = (partial(of, s) for of in (_cubic, _slope_of_cubic, _double_well))
-        super().__init__(value, interval, derivative=slope, potential=potential, name="AllenCahn")
-
-
-@underflowing
-class FisherKPP(Reaction):
-    """R(u) = r u (1 - u), logistic growth; its potential is r (u^3 / 3 - u^2 / 2).
-
-    (Fisher 1937, doi 10.1111/j.1469-1809.1937.tb02153.x; Kolmogorov, Petrovsky and Piskunov 1937.)
-
-    Parameters
-    ----------
-    rate : float
-        r > 0.
-    interval : tuple of float
-        Of the values that the signal takes; see `Reaction`. Values below 0 run off to minus infinity in finite time.
-
-    Examples
-    --------
-    >>> from nlflow import FisherKPP
-    >>> FisherKPP(0.5).bound
-    0.5
-    """
-
-    def __init__(self, rate: float = 1.0, *, interval: tuple[float, float] = (0.0, 1.0)) -> None:
-        r = self.rate = check_number("rate", rate, minimum=0, strict=True)
-        value, slope, potential = (partial(of, r) for of in (_logistic, _slope_of_logistic, _well_of_logistic))
-        super().__init__(value, interval, derivative=slope, potential=potential, name="FisherKPP")

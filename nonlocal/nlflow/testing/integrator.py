@@ -17,9 +17,9 @@ from nlflow.domains import Grid, Points
 from nlflow.errors import InputError
 from nlflow.flows.flow import Flow
 from nlflow.flows.integrators import ExplicitEuler, Integrator, StepFailureError
+from nlflow.flows.kinetics import AllenCahn
 from nlflow.flows.linear import GradientFlow, LinearFlow
 from nlflow.flows.noise import Noise
-from nlflow.flows.reactions import AllenCahn
 from nlflow.flows.solver import solve
 from nlflow.functionals.constraint import Constraint
 from nlflow.functionals.energies import E, J
