@@ -321,6 +321,14 @@ def test_without_dask(monkeypatch: pytest.MonkeyPatch):
         denoise_array(None)
 
 
+def test_counts_that_a_whole_sums_in_cells_are_told():
+    few = np.random.default_rng(0).poisson(1.9, (70, 80)).astype(np.uint16)
+    with pytest.warns(NlflowWarning, match=r"noise: got 1\.9 counts a sample .* their result is another one"):
+        denoise_array(da.from_array(few, chunks=(70, 80)), noise="poisson", quality="fast")
+    more = few + np.uint16(1)
+    denoise_array(da.from_array(more, chunks=(70, 80)), noise="poisson", quality="fast")  # warnings are errors
+
+
 # ---- workers
 
 

@@ -230,6 +230,13 @@ def test_hot_pixels_that_make_no_sense_are_refused():
             call()
 
 
+def test_what_is_wrong_with_a_stack_is_said_of_the_stack():
+    with pytest.raises(InputError, match="stack: got 5 dimension"):
+        photon_transfer(np.ones((2, 3, 4, 5, 6)))
+    with pytest.raises(InputError, match=r"stack: .*nfinite"):
+        photon_transfer(np.full((9, 16, 16), np.inf))
+
+
 # ---- the models of photographs
 
 

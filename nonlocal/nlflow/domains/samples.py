@@ -28,11 +28,11 @@ def check_axis(ndim: int, channel_axis: Any) -> int | None:
     return axis % ndim
 
 
-def as_signal(image: Any, channel_axis: int | None, missing: str = "") -> tuple[NDArray[Any], Any]:
+def as_signal(image: Any, channel_axis: int | None, missing: str = "", name: str = "image") -> tuple[NDArray[Any], Any]:
     """Return the input as (..., C) in its computing precision, and a function that gives a result its shape."""
-    array = check_array("image", image, missing=missing)
+    array = check_array(name, image, missing=missing)
     if not isinstance(array, np.ndarray):
-        raise InputError(f"image: got {type(array).__name__}, expected a NumPy array; convert it (.cpu().numpy())")
+        raise InputError(f"{name}: got {type(array).__name__}, expected a NumPy array; convert it (.cpu().numpy())")
     given = np.asarray(image).dtype
     if given.kind in "biu" and given.itemsize <= 2:  # wider integers do not fit single precision
         array = array.astype(np.float32)
@@ -40,7 +40,7 @@ def as_signal(image: Any, channel_axis: int | None, missing: str = "") -> tuple[
     if spatial not in (1, 2, 3):
         besides = " besides the channel axis" if channel_axis is not None else ""
         raise InputError(
-            f"image: got {array.ndim} dimension(s) (shape {array.shape}) with channel_axis={channel_axis}, expected "
+            f"{name}: got {array.ndim} dimension(s) (shape {array.shape}) with channel_axis={channel_axis}, expected "
             f"one to three{besides}: a signal, an image or a volume; denoise its volumes one by one"
         )
     axis = check_axis(array.ndim, channel_axis)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from nlflow._array import root_mean_square, underflowing
 from nlflow.backends.threads import one_loop_thread
-from nlflow.denoising.frame import Frame, Part, Spread, live_of, numbers_of, units_of
+from nlflow.denoising.frame import Frame, Part, Spread, is_by_pixels, live_of, numbers_of, units_of
 from nlflow.denoising.given import (
     Known,
     as_given,
@@ -25,6 +25,7 @@ from nlflow.denoising.large.survey import Blocks, Statistics, estimated, place, 
 from nlflow.denoising.layout import Axes
 from nlflow.denoising.noise.models.base import Noise, NoiseEstimate
 from nlflow.denoising.noise.models.gaussian import GaussianNoise
+from nlflow.denoising.noise.models.intensities import Poisson
 from nlflow.denoising.noise.names import choose_noise
 from nlflow.denoising.options import OPTIONS, Options
 from nlflow.denoising.pixelwise import MOST_STEPS, Pixels, enough
@@ -154,6 +155,15 @@ def denoised(
     found, known, guessed = surveyed(blocks, model, nodata)
     if guessed:
         warn_caller(guessed)
+    live = found.high > found.low
+    if isinstance(model, Poisson) and live.any() and len(placed.letters) == 2 and not is_by_pixels(quality, placed):
+        mean = float(found.totals[live].mean()) / found.count
+        if model.are_few(mean):
+            warn_caller(
+                f"noise: got {(mean - model.offset) / model.gain:.2g} counts a sample on average, so few that "
+                "nlflow.denoise sums them in cells first, which blocks do not: their result is another one; denoise "
+                "the image as a whole where it fits the memory"
+            )
     verdict = None
     if levels is None and model is None:
         levels = estimated(blocks, found, known)

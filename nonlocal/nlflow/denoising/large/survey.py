@@ -151,6 +151,7 @@ class Statistics:
     empty: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, bool))  # (C,), channels without any sample
     some: Array = field(default_factory=lambda: np.zeros(0))  # some of the samples that are present, as they were given
     ends: tuple[Any, Any] = (math.inf, -math.inf)  # the lowest and the highest of these
+    totals: Array = field(default_factory=lambda: np.zeros(0))  # (C,), of the samples as they were given
 
     @property
     def mean(self) -> Array:
@@ -229,7 +230,7 @@ def merged(parts: Sequence[Statistics]) -> Statistics:
     return Statistics(
         count, low, high, sums, moments, size=sum(part.size for part in parts),
         empty=np.all([part.empty for part in parts], axis=0), some=np.concatenate([part.some for part in parts]),
-        ends=ends,
+        ends=ends, totals=np.sum([part.totals for part in parts], axis=0),
     )  # fmt: skip
 
 
@@ -251,12 +252,14 @@ def statistics_of(
     if not len(flat):
         nothing = np.full(signal.shape[-1], math.inf)
         zero = np.zeros((len(empty), len(empty)))
-        return Statistics(0, nothing, -nothing, [0] * len(empty), zero, size=size, empty=empty, some=given.ravel())
+        return Statistics(0, nothing, -nothing, [0] * len(empty), zero, size=size, empty=empty,
+                          some=given.ravel(), totals=np.zeros(len(empty)))  # fmt: skip
     sums = exact_sums(flat)
     about = flat - mean_of_sums(sums, len(flat))
     return Statistics(
         len(flat), flat.min(axis=0), flat.max(axis=0), sums, about.T @ about, size=size, empty=empty,
         some=some_of(given, some), ends=(given.min().item(), given.max().item()),
+        totals=given.reshape(-1, signal.shape[-1]).sum(axis=0, dtype=np.float64),
     )  # fmt: skip
 
 

@@ -113,7 +113,7 @@ def photon_transfer(
     (True, True)
     """
     missing = None if mask is None else np.asarray(check_array("mask", mask)).astype(bool)
-    samples, _ = as_signal(_known(stack, missing, channel_axis), channel_axis)
+    samples, _ = as_signal(_known(stack, missing, channel_axis), channel_axis, name="stack")
     if samples.ndim != 4:
         raise InputError(f"stack: got shape {samples.shape[:-1]}, expected a volume or clip of three axes")
     if missing is not None and missing.shape != samples.shape[:-1]:

@@ -149,7 +149,7 @@ class Noise(ABC):
         InputError
             For samples that the noise cannot have, and for a model whose strength is open.
         """
-        samples, restore = as_signal(clean, channel_axis)
+        samples, restore = as_signal(clean, channel_axis, name="clean")
         self._check(samples)
         return np.asarray(restore(self._noisy(samples.astype(np.float64), check_generator(rng))))
 

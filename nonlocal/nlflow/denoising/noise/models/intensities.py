@@ -179,8 +179,12 @@ class Poisson(Evened):
         """Stabilize the samples, and tell whether counts are few."""
         present = samples if missing is None else samples[~missing]
         image = samples.ndim == 3 and present.size > 0
-        few = image and float(present.mean(dtype=np.float64)) < self.offset + OfCounts.few * self.gain
+        few = image and self.are_few(float(present.mean(dtype=np.float64)))
         return replace(super().reduce(samples, missing), few=self if few else None)
+
+    def are_few(self, mean: float) -> bool:
+        """Tell whether samples of a mean are so few counts that the transform does not make their noise even."""
+        return mean < self.offset + OfCounts.few * self.gain
 
     def with_sigma(self, sigma: Any) -> tuple[Self, Any]:
         """Refuse a sigma."""
