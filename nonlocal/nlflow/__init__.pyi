@@ -74,6 +74,8 @@ from .flows import WaveExponential as WaveExponential
 from .flows import WaveFlow as WaveFlow
 from .flows import ensemble as ensemble
 from .flows import function_of as function_of
+from .flows.gradient import AttentionFlow as AttentionFlow
+from .flows.gradient import GradientFlow as GradientFlow
 from .flows.integrators import ETD2RK as ETD2RK
 from .flows.integrators import ETD4RK as ETD4RK
 from .flows.integrators import IMEX as IMEX
@@ -85,8 +87,6 @@ from .flows.integrators import NeutrenoStep as NeutrenoStep
 from .flows.integrators import RungeKutta as RungeKutta
 from .flows.integrators import SemiImplicit as SemiImplicit
 from .flows.kinetics import AllenCahn as AllenCahn
-from .flows.linear import AttentionFlow as AttentionFlow
-from .flows.linear import GradientFlow as GradientFlow
 from .flows.p_flow import PFlow as PFlow
 from .flows.solver import solve as solve
 from .flows.sphere import SphereFlow as SphereFlow

@@ -17,7 +17,7 @@ from nlflow.denoising.options import Options
 from nlflow.domains import Grid
 from nlflow.domains.grid import Boundary
 from nlflow.errors import InputError, check_number
-from nlflow.flows.linear import GradientFlow
+from nlflow.flows.gradient import GradientFlow
 from nlflow.flows.result import need_xarray
 from nlflow.flows.solver import solve
 from nlflow.functionals.energies import E, J

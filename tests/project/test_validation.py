@@ -20,8 +20,8 @@ from nlflow.affinities import Affinity, from_matrix
 from nlflow.desk.commands.main import app
 from nlflow.domains import Points
 from nlflow.errors import InputError, NlflowWarning
+from nlflow.flows.gradient import GradientFlow
 from nlflow.flows.integrators import ETD2RK, ExplicitEuler, NeutrenoStep
-from nlflow.flows.linear import GradientFlow
 from nlflow.flows.solver import solve
 from nlflow.flows.trackers import Callback
 from nlflow.functionals.energies import E, J

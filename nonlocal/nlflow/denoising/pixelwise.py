@@ -16,8 +16,8 @@ from nlflow.denoising.options import Options
 from nlflow.denoising.runs import ALONE, Problem, Run, Watch, run, within
 from nlflow.domains import Grid
 from nlflow.errors import InputError, MemoryLimitError, NlflowWarning
+from nlflow.flows.gradient import GradientFlow
 from nlflow.flows.integrators import SemiImplicit
-from nlflow.flows.linear import GradientFlow
 from nlflow.flows.result import Solution
 from nlflow.flows.trackers import DiscrepancyPrinciple
 from nlflow.functionals.energies import E

@@ -1,8 +1,9 @@
 """Where flows are at rest, and what E says beside its minimizer."""
 
 from nlflow.equilibria.bounds import diversity, diversity_bounds, fidelity_for_diversity, largest_stable_fidelity
+from nlflow.equilibria.branches import Branch, BranchPoint
 from nlflow.equilibria.choice import Choice, choose_fidelity, choose_parameter
-from nlflow.equilibria.continuation import Branch, BranchPoint, continue_equilibria
+from nlflow.equilibria.continuation import continue_equilibria
 from nlflow.equilibria.cycles import Cycle, find_cycle
 from nlflow.equilibria.eigenvalues import Stability, stability
 from nlflow.equilibria.field import Band, GaussianField, Variances

@@ -13,7 +13,8 @@ from nlflow.affinities import Affinity
 from nlflow.affinities.checks import check_affinity
 from nlflow.equilibria.limits import check_frozen
 from nlflow.errors import InputError, NumericalError, check_number, warn_caller
-from nlflow.flows.linear import AttentionFlow, LinearFlow
+from nlflow.flows.gradient import AttentionFlow
+from nlflow.flows.linear import LinearFlow
 from nlflow.flows.spectrum import apply_operator, dense_operator, extreme, largest_eigenvalue, relaxation_rate
 from nlflow.markov import MarkovChain
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from nlflow._array import Array, Brief, Floats, underflowing
+from nlflow._array import Floats, underflowing
+from nlflow.equilibria.branches import Branch, BranchPoint, Point
 from nlflow.equilibria.eigenvalues import Spectrum
 from nlflow.equilibria.equations import ALMOST, DENSE, NONE, Border, Equations, Tangent
 from nlflow.equilibria.newton import Search
@@ -33,137 +34,9 @@ _TRANSVERSAL = 1e-4  # of what F_p is: its part along the left null vector, at a
 _FLAT = 1e-5  # of the Jacobian times the size: a slope F_p that is 0
 _BENT = 1e-4  # of the Jacobian over the size: second derivatives that are 0 at a pitchfork
 
-Point = tuple[Floats, float]
-
 
 class LeftBranchError(ArithmeticError):
     """No step stays on the branch."""
-
-
-@dataclass(frozen=True, repr=False)
-class BranchPoint(Brief):
-    """Where something happens on a branch.
-
-    Attributes
-    ----------
-    kind : {'fold', 'pitchfork', 'transcritical', 'branch point', 'hopf'}
-        Fold: the branch turns in the parameter. Branch point: another branch crosses, with a pitchfork and a
-        transcritical crossing where they are told apart. Hopf: a pair of complex eigenvalues crosses the imaginary
-        axis.
-    parameter : float
-    error : float
-        An estimate of what the parameter is off by.
-    u : array
-        The equilibrium there.
-    eigenvalue : complex
-        The one that crosses; its imaginary part at a Hopf point is the frequency of the cycles that begin there.
-    multiplicity : int
-        How many eigenvalues, or pairs of them, cross.
-    vectors : array of shape (m, ...)
-        Their eigenvectors, complex at a Hopf point.
-    after : int
-        The point of the branch that it follows.
-    """
-
-    kind: str
-    parameter: float
-    error: float
-    u: Array
-    eigenvalue: complex
-    multiplicity: int
-    vectors: NDArray[Any]
-    after: int
-    _place: Point = field(repr=False)
-    _tangent: Point = field(repr=False)
-    _null: Floats = field(repr=False)
-
-    def cycle(self, amplitude: float) -> tuple[Floats, float]:
-        """Return a signal on the small cycle that begins at a Hopf point, and its period; for `find_cycle`.
-
-        `amplitude` is the root mean square of the deviation from ``u`` along the cycle.
-        """
-        if self.kind != "hopf":
-            raise InputError(f"kind: got a {self.kind}, expected a Hopf point, where cycles begin")
-        amplitude = check_number("amplitude", amplitude)
-        wave = np.asarray(self.vectors[0])
-        return np.asarray(self.u) + amplitude * math.sqrt(2) * wave.real, 2 * math.pi / abs(self.eigenvalue.imag)
-
-
-@dataclass(frozen=True, repr=False)
-class Branch(Brief):
-    """A curve of equilibria.
-
-    Attributes
-    ----------
-    parameter : array of shape (M,)
-    u : array of shape (M, ...)
-    eigenvalues : array of shape (M, k), complex
-        The rightmost ones at each point, without neutral directions (see `Stability`); NaN where there are fewer.
-    unstable : array of int, shape (M,)
-        How many have positive real parts, beyond what they are off by.
-    points : tuple of BranchPoint
-        What happened on the way, in its order.
-    status : {'range', 'closed', 'steps', 'lost'}
-        Why it ended: at an end of the range, where it began, after the steps that were allowed, or since no step
-        stayed on the branch.
-    success : bool
-        Whether the status is 'range' or 'closed'.
-    message : str
-    """
-
-    parameter: Floats
-    u: Array
-    eigenvalues: NDArray[np.complex128]
-    unstable: NDArray[np.intp]
-    points: tuple[BranchPoint, ...]
-    status: str
-    success: bool
-    message: str
-    _run: Continuation = field(repr=False)
-
-    @property
-    def stable(self) -> NDArray[np.bool_]:
-        """Whether each point is stable."""
-        return np.asarray(self.unstable == 0)
-
-    def of_kind(self, *kinds: str) -> list[BranchPoint]:
-        """Return the points of these kinds; all but folds and Hopf points for ``'branch point'``."""
-        others = ("pitchfork", "transcritical", "branch point") if "branch point" in kinds else ()
-        return [one for one in self.points if one.kind in kinds + others]
-
-    def switch(self, point: BranchPoint, *, sign: int = 1, vector: int = 0, step: float | None = None) -> Branch:
-        """Return the branch that crosses this one at a point, along a null vector.
-
-        Parameters
-        ----------
-        point : BranchPoint
-            One of this branch.
-        sign : {1, -1}
-            Along the null vector, or against it.
-        vector : int
-            Which null vector, where there are several (`multiplicity`).
-        step : float, optional
-            Length of the first step, in the norm in which the range and the size of u are 1.
-
-        Raises
-        ------
-        InputError
-            For a fold and a Hopf point.
-        NumericalError
-            Where no other branch was found in that direction.
-        """
-        if point.kind in ("fold", "hopf"):
-            raise InputError(
-                f"point: got a {point.kind}, where no other branch of equilibria crosses, expected a branch point"
-                + ("; find_cycle(flow, *point.cycle(amplitude)) finds the cycles" if point.kind == "hopf" else "")
-            )
-        if check_integer("sign", sign) not in (1, -1):
-            raise InputError(f"sign: got {sign!r}, expected 1 or -1")
-        vector = check_integer("vector", vector, minimum=0)
-        if vector >= point._null.shape[1]:
-            raise InputError(f"vector: got {vector}, expected one of {point._null.shape[1]} null vectors, from 0 on")
-        step = None if step is None else check_number("step", step, minimum=0, strict=True)
-        return self._run.switched(point, sign * point._null[:, vector], step)
 
 
 @checked_call

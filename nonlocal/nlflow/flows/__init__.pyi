@@ -10,6 +10,8 @@ from .frames import Frames as Frames
 from .functions import FunctionOf as FunctionOf
 from .functions import FunctionValue as FunctionValue
 from .functions import function_of as function_of
+from .gradient import AttentionFlow as AttentionFlow
+from .gradient import GradientFlow as GradientFlow
 from .integrators import ETD2RK as ETD2RK
 from .integrators import ETD4RK as ETD4RK
 from .integrators import IMEX as IMEX
@@ -37,8 +39,6 @@ from .kinetics import FisherKPP as FisherKPP
 from .kinetics import FitzHughNagumo as FitzHughNagumo
 from .kinetics import GrayScott as GrayScott
 from .kinetics import PredatorPrey as PredatorPrey
-from .linear import AttentionFlow as AttentionFlow
-from .linear import GradientFlow as GradientFlow
 from .noise import Noise as Noise
 from .noise import normals as normals
 from .p_flow import ForwardBackward as ForwardBackward

@@ -14,9 +14,10 @@ from torch.utils.checkpoint import checkpoint
 
 from nlflow._array import kept_like, over_channels
 from nlflow.errors import InputError, NumericalError, check_integer, check_number
+from nlflow.flows.gradient import AttentionFlow, GradientFlow
 from nlflow.flows.integrators import FixedStep, Integrator
 from nlflow.flows.integrators.base import check_admitted, check_same_flow, check_terms
-from nlflow.flows.linear import AttentionFlow, GradientFlow, LinearFlow
+from nlflow.flows.linear import LinearFlow
 from nlflow.functionals.accuracy import Rows
 from nlflow.functionals.energies import E, J
 from nlflow.functionals.krylov import Solved, default_rtol, verdict

@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 from nlflow._array import Array, Brief, Floats, namespace, to_numpy
 from nlflow.errors import InputError, NumericalError, check_integer, check_memory, check_number, checked_call
 from nlflow.flows.flow import Flow
+from nlflow.flows.gradient import AttentionFlow, GradientFlow
 from nlflow.flows.integrators.base import Integrator
-from nlflow.flows.linear import AttentionFlow, GradientFlow, LinearFlow
+from nlflow.flows.linear import LinearFlow
 from nlflow.flows.solver import solve
 from nlflow.functionals.energies import E
 

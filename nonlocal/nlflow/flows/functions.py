@@ -36,8 +36,9 @@ from nlflow.errors import (
     check_number,
     checked_call,
 )
+from nlflow.flows.gradient import GradientFlow
 from nlflow.flows.integrators.exponential import chebyshev_coefficients, chebyshev_sums
-from nlflow.flows.linear import GradientFlow, LinearFlow
+from nlflow.flows.linear import LinearFlow
 from nlflow.flows.spectrum import dense_operator, on_columns, relaxation_rate
 from nlflow.functionals.energies import J
 from nlflow.functionals.fidelity import NodeFidelity

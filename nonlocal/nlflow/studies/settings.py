@@ -16,8 +16,9 @@ from nlflow.affinities import Affinity, affinity
 from nlflow.backends.devices import CPU
 from nlflow.domains import Boundary, Domain, Grid, Points
 from nlflow.errors import InputError, NumericalError, check_array, check_memory
+from nlflow.flows.gradient import AttentionFlow, GradientFlow
 from nlflow.flows.integrators import Exponential, Integrator
-from nlflow.flows.linear import AttentionFlow, GradientFlow, LinearFlow
+from nlflow.flows.linear import LinearFlow
 from nlflow.flows.result import Solution, Status
 from nlflow.flows.solver import solve
 from nlflow.flows.spectrum import dense_operator

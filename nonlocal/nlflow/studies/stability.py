@@ -12,8 +12,9 @@ from nlflow._array import Array, constant_like, namespace, over_channels
 from nlflow.affinities import Affinity
 from nlflow.equilibria import largest_stable_fidelity
 from nlflow.errors import InputError
+from nlflow.flows.gradient import AttentionFlow
 from nlflow.flows.integrators import NeutrenoStep
-from nlflow.flows.linear import AttentionFlow, LinearFlow
+from nlflow.flows.linear import LinearFlow
 from nlflow.flows.spectrum import dense_operator
 from nlflow.kernels import Gaussian, Laplace, TopHat
 from nlflow.studies.contract import JUDGED, Kind, Options, Row, columns

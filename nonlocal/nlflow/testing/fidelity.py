@@ -12,7 +12,7 @@ from nlflow.affinities import affinity
 from nlflow.domains import Grid
 from nlflow.equilibria import equilibrium
 from nlflow.errors import NlflowError
-from nlflow.flows.linear import GradientFlow
+from nlflow.flows.gradient import GradientFlow
 from nlflow.flows.spectrum import dense_operator
 from nlflow.functionals.energies import E, J
 from nlflow.functionals.fidelity import Fidelity

@@ -16,9 +16,10 @@ from nlflow.affinities import Affinity, affinity
 from nlflow.domains import Grid, Points
 from nlflow.errors import InputError
 from nlflow.flows.flow import Flow
+from nlflow.flows.gradient import GradientFlow
 from nlflow.flows.integrators import ExplicitEuler, Integrator, StepFailureError
 from nlflow.flows.kinetics import AllenCahn
-from nlflow.flows.linear import GradientFlow, LinearFlow
+from nlflow.flows.linear import LinearFlow
 from nlflow.flows.noise import Noise
 from nlflow.flows.solver import solve
 from nlflow.functionals.constraint import Constraint

@@ -22,8 +22,9 @@ from pathlib import Path
 __all__ = ["COMPUTED", "SCOPE", "Finder", "Mutant", "draw", "mutants_of", "mutants_under", "part_of"]
 
 SOURCE = "nonlocal/nlflow"
-SCOPE = ("functionals", "flows/flow", "flows/linear", "flows/integrators", "flows/spectrum",
-         "flows/p_flow", "affinities", "markov", "equilibria", "denoising", "backends/numba")  # fmt: skip
+SCOPE = ("functionals", "flows/flow", "flows/linear", "flows/gradient", "flows/integrators",
+         "flows/spectrum", "flows/p_flow", "affinities", "markov", "equilibria", "denoising",
+         "backends/numba")  # fmt: skip
 """Modules and folders of the package that are mutated."""
 
 _OUTSIDE = ("backends/numba/loading.py",)  # compiles loops and takes the time of it

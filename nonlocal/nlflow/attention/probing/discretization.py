@@ -24,8 +24,8 @@ from nlflow.attention.threads import evaluating, using
 from nlflow.domains import Points
 from nlflow.errors import InputError, check_integer, check_number
 from nlflow.flows.flow import Flow
+from nlflow.flows.gradient import AttentionFlow
 from nlflow.flows.integrators import ExplicitEuler, Exponential, RungeKutta
-from nlflow.flows.linear import AttentionFlow
 from nlflow.flows.solver import solve
 from nlflow.flows.sphere import turned
 from nlflow.studies.fits import FEWEST, regress

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from nlflow.affinities import BlockAffinity
 from nlflow.denoising.patches.filters import CompiledFilter, Correlation, Groups, Images, Stage, cosines
 from nlflow.errors import InputError
+from nlflow.flows.gradient import GradientFlow
 from nlflow.flows.integrators import SemiImplicit
-from nlflow.flows.linear import GradientFlow
 from nlflow.functionals.energies import E
 
 Array = NDArray[Any]

@@ -15,8 +15,8 @@ from nlflow.backends.numba import loading
 from nlflow.denoising import denoise
 from nlflow.desk.terminal import progress_bar
 from nlflow.domains import Grid
+from nlflow.flows.gradient import GradientFlow
 from nlflow.flows.integrators import Exponential
-from nlflow.flows.linear import GradientFlow
 from nlflow.flows.result import Solution
 from nlflow.flows.solver import solve
 from nlflow.flows.trackers import DistanceToConstant, Energy, Tracker

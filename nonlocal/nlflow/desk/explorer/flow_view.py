@@ -16,7 +16,7 @@ from nlflow.desk.explorer.texts import shell
 from nlflow.domains import Boundary, Grid
 from nlflow.equilibria import diversity_bounds, equilibrium
 from nlflow.errors import NumericalError, check_choice, check_number
-from nlflow.flows.linear import GradientFlow
+from nlflow.flows.gradient import GradientFlow
 from nlflow.flows.result import Solution
 from nlflow.flows.solver import solve
 from nlflow.flows.spectrum import relaxation_rate

@@ -16,7 +16,7 @@ from nlflow.desk.explorer.texts import shell
 from nlflow.domains import Domain, Grid, Points
 from nlflow.equilibria import diversity, diversity_bounds, equilibrium
 from nlflow.errors import check_choice, check_number
-from nlflow.flows.linear import GradientFlow
+from nlflow.flows.gradient import GradientFlow
 from nlflow.functionals.energies import E
 from nlflow.kernels import Gaussian
 from nlflow.markov import MarkovChain
