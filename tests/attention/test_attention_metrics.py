@@ -72,6 +72,10 @@ def test_masks_leave_tokens_out(metric: Callable[..., Any]) -> None:
     expected = [PLAIN[metric](x[inside]) for x, inside in zip(X, MASK, strict=True)]
     np.testing.assert_allclose(metric(X, mask=MASK), expected, rtol=1e-12)
     np.testing.assert_allclose(metric(torch.from_numpy(X), mask=torch.from_numpy(MASK)).numpy(), expected, rtol=1e-12)
+    anything = np.where(MASK[..., None], X, np.nan)  # as padding is in some models
+    np.testing.assert_allclose(metric(anything, mask=MASK), expected, rtol=1e-12)
+    tensors = torch.from_numpy(anything), torch.from_numpy(MASK)
+    np.testing.assert_allclose(metric(tensors[0], mask=tensors[1]).numpy(), expected, rtol=1e-12)
 
 
 def test_what_they_mean() -> None:

@@ -153,6 +153,25 @@ def test_figures_of_surveys(model: Any) -> None:
         survey_figure({})
 
 
+def test_padding_may_be_nan(model: Any) -> None:
+    given = {
+        "input_ids": torch.tensor([[1, 2, 3, 4], [5, 6, 7, 8]]),
+        "attention_mask": torch.ones(2, 4, dtype=torch.long),
+    }
+    given["attention_mask"][0, 3] = 0
+    expected = survey(model, [given]).rows()[-1]
+    hides = given["attention_mask"][..., None] == 0
+
+    def spoil(module: Any, args: Any, output: Any) -> Any:
+        return output.masked_fill(hides, torch.nan)
+
+    hook = list(model.encoder.layer)[-1].register_forward_hook(spoil)
+    with hook, pytest.warns(NlflowWarning, match="between and share are not told"):
+        found = survey(model, [given]).rows()[-1]
+    for name in ("cosine", "rank", "isotropy"):
+        assert found[name] == expected[name]
+
+
 def test_few_inputs_have_no_errors(model: Any) -> None:
     with pytest.warns(NlflowWarning, match="got one input"):
         row = survey(model, [{"input_ids": torch.arange(1, 6)[None]}]).rows()[1]

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from nlflow._array import Array, is_numpy, namespace, underflowing
+from nlflow._array import Array, is_numpy, is_tensor, namespace, underflowing
 from nlflow._looks import assure
 from nlflow.errors import InputError, NumericalError, check_array
 
@@ -32,7 +32,7 @@ def mean_cosine(x: Any, *, mask: Any = None) -> Array:
     Raises
     ------
     InputError
-        For fewer than two dimensions, NaN or infinite values, or a mask of another shape.
+        For fewer than two dimensions, NaN or infinite tokens that count, or a mask of another shape.
 
     Examples
     --------
@@ -174,7 +174,7 @@ def attention_share(before: Any, between: Any, after: Any, mask: Any) -> Array |
         return None
     xp, counted = namespace(before), mask[..., None]
     first, second = (
-        xp.linalg.vector_norm(xp.astype(way, xp.float64) * counted, axis=(-2, -1))
+        xp.linalg.vector_norm(xp.where(counted, xp.astype(way, xp.float64), 0.0), axis=(-2, -1))
         for way in (between - before, after - between)
     )
     return first / (first + second)
@@ -182,7 +182,7 @@ def attention_share(before: Any, between: Any, after: Any, mask: Any) -> Array |
 
 def _tokens(x: Any, mask: Any, name: str = "x") -> tuple[Array, Array, Any]:
     """Return (tokens in float64, 0 where they do not count; 1 where they count and 0 elsewhere; namespace)."""
-    array, xp = _finite(name, x)
+    array, xp = _finite(name, _without_others(x, mask))
     if array.ndim < 2:
         raise InputError(f"{name}: got shape {tuple(array.shape)}, expected (..., N, D): tokens with channels")
     if mask is None:
@@ -196,6 +196,16 @@ def _tokens(x: Any, mask: Any, name: str = "x") -> tuple[Array, Array, Any]:
         )
     counted = xp.astype(mask, xp.float64)
     return array * counted[..., None], counted, xp
+
+
+def _without_others(x: Any, mask: Any) -> Any:
+    """Return tokens with 0 for those that do not count: they may be NaN, as padding in some models."""
+    shape, fits = getattr(x, "shape", ()), getattr(mask, "shape", None)
+    if fits is None or str(mask.dtype).split(".")[-1] != "bool" or tuple(fits) != tuple(shape[:-1]):
+        return x
+    if is_numpy(x):
+        return np.where(np.asarray(mask)[..., None], x, 0)
+    return x.masked_fill(~mask[..., None], 0) if is_tensor(x) and is_tensor(mask) else x
 
 
 def _precision(xp: Any, value: Any) -> float:

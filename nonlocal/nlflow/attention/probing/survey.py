@@ -360,8 +360,8 @@ def _pooled(state: Tensor | None, tokens: Tensor) -> Floats | None:
     """Return the mean token (B, D) of each input, without padding."""
     if state is None or tuple(state.shape[:2]) != tuple(tokens.shape):
         return None
-    counted = tokens.double()[..., None]
-    mean = (state.double() * counted).sum(1) / counted.sum(1)
+    counted = tokens[..., None]
+    mean = state.double().masked_fill(~counted, 0.0).sum(1) / counted.sum(1)
     return np.asarray(mean.cpu().numpy(), dtype=np.float64)
 
 
