@@ -16,10 +16,10 @@ Point = tuple[Floats, float]
 
 
 class Run(Protocol):
-    """What a branch needs of the continuation that found it."""
+    """A branch's continuation."""
 
     def switched(self, point: BranchPoint, null: Floats, step: float | None) -> Branch:
-        """Return the branch along a null vector."""
+        """See `Continuation.switched`."""
 
 
 @dataclass(frozen=True, repr=False)

@@ -189,7 +189,7 @@ class Family:
         return equations
 
     def slope(self, x: Floats, q: float) -> Floats:
-        """Return dF/dq by differences."""
+        """Return dF/dq."""
         h = _DIFFERENCE
         if q - h < 0 or q + h > 1:
             h = h if q - h < 0 else -h
@@ -199,7 +199,7 @@ class Family:
 
 @dataclass
 class Stand:
-    """A point of a branch."""
+    """A branch's point."""
 
     x: Floats
     q: float
@@ -225,7 +225,7 @@ class Continuation:
     # ---- the geometry
 
     def inner(self, v: Point, w: Point) -> float:
-        """Return the inner product."""
+        """The inner product."""
         return self.family.first.inner(v[0], w[0]) / self.size**2 + v[1] * w[1]
 
     def unit(self, v: Point) -> Point:
@@ -298,7 +298,7 @@ class Continuation:
     # ---- the walk
 
     def begun(self, parameter: float, direction: int) -> Branch:
-        """Return the branch from the first equilibrium."""
+        """Return its branch."""
         q = self.family.place(parameter)
         search = Search(self.family.first, self.rtol, self.family.first.start)
         if not search.newton(100) and not search.newton(100, bordered=False):

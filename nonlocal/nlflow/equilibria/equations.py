@@ -144,7 +144,7 @@ class Equations:
         return full
 
     def inner(self, v: Floats, w: Floats) -> float:
-        """Return the inner product."""
+        """The inner product."""
         return float(np.sum(self.weights * v * w))
 
     def norm(self, v: Floats) -> float:

@@ -103,7 +103,7 @@ def _measure(flow: LinearFlow) -> Floats:
 
 
 def direct(system: System, rtol: float, memory_limit: float | None) -> Equilibrium:
-    """Solve by state reduction."""
+    """Use state reduction."""
     from scipy.linalg import solve_triangular
 
     flow, free, n = system.flow, system.free, len(system.free)
@@ -361,7 +361,7 @@ def constrained(
     flow: LinearFlow, held: Held, start: Any, method: str, rtol: float | None, maxiter: int,
     memory_limit: float | None, *, at_hand: bool,
 ) -> Equilibrium:  # fmt: skip
-    """Return the limit of a flow with a constraint."""
+    """See `equilibrium`."""
     if held.timed:
         raise InputError(
             "constraint: got values that depend on time, so that there is no limit; follow it with solve()"

@@ -53,7 +53,7 @@ class Search(Brief):
     def newton(
         self, maxiter: int, deflated: Deflation | None = None, *, bordered: bool = True, damped: bool = True
     ) -> bool:
-        """Return whether Newton's method reached F(x) = 0; damped each step lowers |F|."""
+        """Return whether Newton's method reached F(x) = 0; where damped, each step lowers |F|."""
         equations, x = self.equations, self.x
         value = equations(x)
         for _ in range(maxiter):
@@ -117,7 +117,7 @@ class Search(Brief):
         return self.residual(x, value) <= self.rtol
 
     def result(self, method: str) -> Equilibrium:
-        """Return where the search ended."""
+        """Return the equilibrium."""
         equations = self.equations
         u = equations.signal(self.x)
         residual = self.residual(equations._vector(u))

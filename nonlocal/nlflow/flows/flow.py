@@ -167,7 +167,7 @@ class Flow:
 
     @property
     def tracked(self) -> bool:
-        """Whether something in it asks for a gradient."""
+        """Whether gradients are asked for."""
         return self.affinity.tracked or getattr(self.observed, "requires_grad", False)
 
     @property

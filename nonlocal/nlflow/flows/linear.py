@@ -198,14 +198,14 @@ class LinearFlow(Flow):
         return self.moved(self._times_rate(v - self.average(v)))
 
     def moved(self, force: Array) -> Array:
-        """Return B force, B being that of the metric."""
+        """Return B force."""
         if self.inner.by_nodes:
             return force
         moved = self.inner.moved(force, lambda v: self._times_rate(v - self.average(v)))
         return self.without_mean(moved) if self.inner.conserves else moved
 
     def without_mean(self, v: Array) -> Array:
-        """Return `v` less its mean."""
+        """Subtract the mean."""
         return v - self.affinity.mean(v, self.inner.measure)
 
     def with_mean_of(self, u: Array, v: Array) -> Array:
@@ -220,7 +220,7 @@ class LinearFlow(Flow):
 
     @property
     def evened(self) -> Self:
-        """The flow with the largest mobility everywhere."""
+        """With the largest mobility everywhere."""
         if not isinstance(self.inner, ConservedMetric) or self.inner.even:
             return self
         if not self._even:
@@ -258,7 +258,7 @@ class LinearFlow(Flow):
         return now._force(now.held(u))
 
     def beside(self, u: Array) -> Array:
-        """Return R(u) + g + phi f."""
+        """R(u) + g + phi f."""
         result = 0 * u
         if self.fidelity is not None and self.observed is not None:
             result = result + self.fidelity.times(self.observed)
@@ -329,7 +329,7 @@ class LinearFlow(Flow):
         return v if isinstance(self.rate, float) else over_channels(self.rate, v) * v
 
     def spectral_bounds(self) -> tuple[float, float]:
-        """Return bounds of the spectrum of A that cost nothing; the upper one bounds moduli where it is not real."""
+        """Return bounds of the spectrum of A that cost nothing; the upper one bounds moduli where they are complex."""
         return self.inner.bounds(self._bound(), (0.0, 0.0) if self.fidelity is None else self.fidelity.bounds())
 
     @property
@@ -342,7 +342,7 @@ class LinearFlow(Flow):
         return 2 / (2 + (0.0 if self.fidelity is None else self.fidelity.bounds()[1]))
 
     def width(self, *, diffusion: bool = False) -> int:
-        """Return how many channels A, or `diffusion`, moves together."""
+        """Return how many channels are mixed."""
         return 1 if diffusion or self.fidelity is None else self.fidelity.width
 
     @property
@@ -468,7 +468,7 @@ class LinearFlow(Flow):
 
     @property
     def plainly_linear(self) -> bool:
-        """Whether no piece of A is overridden."""
+        """Whether A is overridden nowhere."""
         depth = self._depth("_take")
         return self.inner.by_nodes and all(self._depth(piece) >= depth for piece in ("average", "diffusion", "linear"))
 
@@ -479,7 +479,7 @@ class LinearFlow(Flow):
 
     @property
     def plain(self) -> bool:
-        """Whether no piece is overridden."""
+        """Whether nothing is overridden."""
         own = self.overridden("average") is None
         return own and self._depth("average") >= self._depth("_take")
 

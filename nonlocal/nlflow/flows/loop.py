@@ -87,7 +87,7 @@ class Loop:
         self._sound = _Look(flow, self.state)  # the last that is known to be finite
 
     def run(self, resume: str | os.PathLike[str] | bool | None) -> Solution[Any]:
-        """Return what the run came to, from its start or from a checkpoint."""
+        """Run to the end."""
         start, compiled = time.perf_counter(), loading.seconds
         status: Status | None = None
         try:
@@ -392,7 +392,7 @@ class Loop:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Identify the problem, for checkpoints."""
+        """See `checkpoints.fingerprint`."""
         # Steps end where trackers look at times of their own.
         looks = sorted({words for watcher in self.watchers if (words := watcher.times.words())})
         looks += [event.words() for event in self._events]
@@ -400,11 +400,11 @@ class Loop:
 
     @cached_property
     def probe(self) -> NDArray[np.float64]:
-        """Identify the kernel, for checkpoints."""
+        """See `checkpoints.probe`."""
         return probe(*self._start)
 
     def about(self) -> dict[str, Any]:
-        """Return how the result is made."""
+        """See `Tracker.begin`."""
         kernel = hashlib.sha256(self.probe.astype(np.float32).tobytes()).hexdigest()
         made = _provenance(self.flow, self.integrator, self.state.u)
         return {**made, "problem": self.fingerprint, "kernel": kernel}

@@ -297,11 +297,11 @@ class Noise:
         return flow.free(flow.spread(white))
 
     def times(self, flow: Flow, u: Array, white: Array) -> Array:
-        """Return s(u) times increments."""
+        """s(u) times increments."""
         return self.strength_at(flow, u) * self.mixed(white)
 
     def mixed(self, white: Array) -> Array:
-        """Return `channels` times increments."""
+        """`channels` times increments."""
         if self.channels is None:
             return white
         share = kept_like(self.channels, white)

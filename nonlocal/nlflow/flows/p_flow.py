@@ -166,9 +166,9 @@ class ForwardBackward(FixedStep):
 class LaggedDiffusivity(FixedStep):
     """Implicit steps with the diffusivity of the step before, (1 + dt (L(u) + lambda)) v = u + dt lambda f; order 1.
 
-    L(u) is the operator of the quadratic J reweighted by |u_i - u_j|^(p - 2), for 1 <= p <= 2. J_p (E_p) falls in every
-    step however long it is. Another misfit takes its proximal map after the diffusion: then the limit is that of E_p up
-    to O(dt), and E_p need not fall.
+    L(u) is the operator of the quadratic J reweighted by |u_i - u_j|^(p - 2), for 1 <= p <= 2. J_p (E_p), smoothed,
+    falls in every step however long it is. Another misfit takes its proximal map after the diffusion: then the limit is
+    that of E_p up to O(dt), and E_p need not fall.
 
     Parameters
     ----------

@@ -175,7 +175,7 @@ class Reaction:
 
     @property
     def averages(self) -> list[Affinity]:
-        """What averages are taken by."""
+        """See `average`."""
         return [] if self._average is None else [self._average.affinity]
 
     def when(self, t: float) -> Reaction:
@@ -255,7 +255,7 @@ class Reaction:
         return SumOfReactions(self, other) if isinstance(other, Reaction) else NotImplemented
 
     def clipped(self, u: Array) -> Array:
-        """Return `u` within the interval."""
+        """Clip to the interval."""
         xp, (low, high) = namespace(u), self.interval
         if isinstance(low, float):
             return xp.clip(u, low, high)

@@ -31,7 +31,7 @@ class SecondOrder(Flow):
         raise NotImplementedError  # pragma: no cover - abstract
 
     def joined(self, displacement: Array, velocity: Array) -> Array:
-        """Return the state of a displacement and a velocity."""
+        """Undo `parts`."""
         raise NotImplementedError  # pragma: no cover - abstract
 
     def placed(self, displacement: Array) -> Array:
@@ -51,7 +51,7 @@ class SecondOrder(Flow):
         return math.nan
 
     def surely_below(self) -> float:
-        """Return a bound of the frequencies that costs nothing; infinity where there is none."""
+        """Return `fastest` at no cost, or infinity."""
         return math.inf
 
     def leaps(self, state: Array, dt: float, memory: dict[str, Any]) -> Callable[[Array, int], Array] | None:

@@ -178,9 +178,9 @@ def _free(flow: LinearFlow, n: int) -> NDArray[np.bool_]:
 
 
 def largest_eigenvalue(flow: LinearFlow, *, diffusion: bool = False) -> float:
-    """Return the largest eigenvalue of A for a symmetric flow (of r (I - P) with `diffusion`), raised by its tolerance.
+    """Return the largest eigenvalue of A for a symmetric flow (of r (I - P) with `diffusion`).
 
-    From the symbol of the kernel, dense up to 400 nodes, or by Lanczos iteration.
+    From the symbol of the kernel, dense up to 400 nodes, or by Lanczos iteration, raised by its tolerance.
     """
     known = _known(flow) if diffusion or _uniform(flow) else None
     if known is not None:

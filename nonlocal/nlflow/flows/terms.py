@@ -148,7 +148,7 @@ class Terms:
 
     @property
     def has_potential(self) -> bool:
-        """Whether what drives has a potential."""
+        """Whether `potential` exists."""
         return self.reaction is None or self.reaction.potential is not None
 
     @property
@@ -162,7 +162,7 @@ class Terms:
         return self.reaction is not None and self.reaction.turns
 
     def driving(self, t: float, u: Array) -> Array:
-        """Return R(u) + g(t)."""
+        """R(u) + g(t)."""
         if self.reaction is None:
             assert self.source is not None
             return self.source.at(t, u)

@@ -37,7 +37,7 @@ SAME = 1e-12  # relative: times closer than this are one; far above their roundi
 
 
 class Times:
-    """When a tracker looks: after `every` steps, or at times of its own."""
+    """When a tracker looks."""
 
     def __init__(self, every: int = 1, interval: float | None = None, at: ArrayLike | None = None) -> None:
         self.every = check_integer("every", every, minimum=1)
@@ -92,7 +92,7 @@ class Times:
         return steps % self.every == 0
 
     def words(self) -> str:
-        """Return its own times in words, empty where there are none."""
+        """Describe its own times."""
         if self.interval is not None:
             return f"interval={self.interval!r}"
         return "" if self.at is None else f"at={self.at.tolist()!r}"

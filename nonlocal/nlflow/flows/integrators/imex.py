@@ -152,11 +152,11 @@ class IMEX(ImplicitStep):
 
 @underflowing
 class ConvexSplitting(ImplicitStep):
-    """Implicit step whose energy falls however long it is, (1 + h (A + b)) (u' - u) = h (F + N - A u); order 1.
+    """Implicit step whose energy falls however long it is, where no term depends on time; order 1.
 
-    b bounds the slope of the reaction. The convex part of the energy is taken at the end of the step, the concave one
-    at its beginning (Eyre 1998, doi 10.1557/PROC-529-39). A long step moves little: its error is about h b. In a
-    `ConservedMetric` b is b M, and a mobility m(u) is that of the beginning of the step.
+    (1 + h (A + b)) (u' - u) = h (F + N - A u), where b bounds the slope of the reaction (Eyre 1998, doi
+    10.1557/PROC-529-39). A long step moves little: its error is about h b. In a `ConservedMetric` b is b M, and a
+    mobility m(u) is that of the beginning of the step.
 
     Parameters
     ----------
