@@ -22,6 +22,7 @@ from nlflow import (
     StabilityError,
     Status,
     affinity,
+    affinity_from_graph,
     denoise,
     sinkhorn,
 )
@@ -224,6 +225,13 @@ def test_minimizer_with_channels_and_in_single_precision() -> None:
     assert EA(single, DATA.astype(np.float32), FORWARD, SIGMA).minimizer().u.dtype == np.float32
 
 
+def parted() -> Affinity:
+    """Two paths of 15 nodes."""
+    path = np.eye(N, k=1) + np.eye(N, k=-1)
+    path[14, 15] = path[15, 14] = 0
+    return affinity_from_graph(path)
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
@@ -236,6 +244,14 @@ def test_minimizer_with_channels_and_in_single_precision() -> None:
         (
             lambda: EA(kernel(), DATA, Forward(MATRIX - MATRIX.mean(axis=1, keepdims=True), N), SIGMA).minimizer(),
             "forward: it maps constants to 0",
+        ),
+        (
+            lambda: EA(parted(), DATA[:10], Forward(np.eye(N)[:10], N), SIGMA).minimizer(),
+            r"forward: it maps constants on 15 of 30 nodes \(the first is node 15, channel 0\) to 0",
+        ),
+        (
+            lambda: EA(kernel(), DATA, Forward(np.kron(MATRIX, [1.0, 0.0]), (N, 2)), SIGMA).minimizer(),
+            r"forward: it maps constants on 30 of 30 nodes \(the first is node 0, channel 1\) to 0",
         ),
     ],
 )

@@ -168,6 +168,28 @@ def test_potentials_of_far_parts_in_a_matrix(tie: float) -> None:
     np.testing.assert_allclose(found.u, exact, rtol=0, atol=1e-8 * np.abs(exact).max())
 
 
+@pytest.mark.parametrize("boundary", ["isolated", "reflect", "periodic"])
+def test_potentials_of_a_convolution_in_parts(boundary: Any) -> None:
+    grid, kernel = nl.Grid((6, 5), spacing=(1.0, 2.0), boundary=boundary), nl.TopHat(radius=1.0)
+    source = np.random.default_rng(5).normal(size=(6, 5))
+    source -= source.mean(axis=0)
+    found, exact = (
+        nl.J(nl.affinity(kernel, grid, method=method)).potential(source) for method in ("convolution", "stencil")
+    )
+    assert found.success, found.message
+    np.testing.assert_allclose(found.u, exact.u, rtol=0, atol=1e-9 * np.abs(exact.u).max())
+    source[0] += 1
+    with pytest.raises(nl.InputError, match="source: its sum over part 0"):
+        nl.J(nl.affinity(kernel, grid, method="convolution")).potential(source)
+
+
+def test_a_bound_of_what_has_a_gradient_says_nothing_about_it() -> None:
+    torch = pytest.importorskip("torch")
+    x = torch.ones((N, 2), dtype=torch.float64, requires_grad=True)
+    rows = Rows.of(lambda v: 2 * v, None, x, (0,), stopped=1.0)
+    assert rows.judged(Solved(x / 2, 0.0, 1), None, torch.ones_like(x), 0.0, 1e-6).error < 1e-6
+
+
 def test_a_direct_factor_that_loses_its_digits_says_so() -> None:
     rng = np.random.default_rng(5)
     k = nl.affinity(nl.ExpDotProduct(), nl.Points(np.arange(8.0)), 6 * rng.normal(size=(8, 4)))

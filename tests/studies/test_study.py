@@ -17,6 +17,7 @@ from nlflow import ExpDotProduct, Gaussian, Grid, InputError, Laplace, Points, T
 from nlflow.flows.integrators import ExplicitEuler, Integrator, RungeKutta
 from nlflow.kernels import RadialKernel
 from nlflow.studies import StudyResult
+from nlflow.studies.equilibrium import _slow
 from nlflow.studies.mixing import _time
 from nlflow.studies.stability import _growth
 
@@ -364,6 +365,14 @@ def test_equilibria_of_attention() -> None:
     result = run_study("equilibrium", queries=q, keys=k, values=v)
     assert failures(result) == []
     assert {row["metric"] for row in result.rows} == {"degree"}
+
+
+@pytest.mark.parametrize("apart", [5.5, 8.0])
+def test_what_rounding_leaves_of_the_slowest_mode_is_a_signal(apart: float) -> None:
+    rng = np.random.default_rng(0)
+    queries = 0.3 * rng.normal(size=(12, 2)) + apart * np.repeat([[1, 0], [-1, 0]], 6, axis=0)
+    weights = nl.affinity(ExpDotProduct(), Points(np.arange(12.0)), queries + 0.3 * rng.normal(size=(12, 2)))
+    assert np.isfinite(_slow(nl.GradientFlow(nl.J(weights)), rng)).all()
 
 
 def test_equilibria_of_nothing() -> None:

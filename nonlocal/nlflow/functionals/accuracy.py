@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from nlflow._array import Array, constant_like, namespace, to_numpy
+from nlflow._array import Array, constant_like, namespace, scalar, to_numpy
 from nlflow.functionals.fidelity import Fidelity
 from nlflow.functionals.krylov import Solved, conjugate_gradients, error_allowed, gmres
 
@@ -150,11 +150,11 @@ class Rows:
         stopped = xp.where(inside, self.stopped + 0 * left, xp.ones_like(left))
         bounds = xp.where(inside & (left > 0), left / stopped, 0 * left)
         scale = xp.where(scale > 0, scale, xp.ones_like(scale))
-        error = float(xp.max(self._top(bounds) / scale))
+        error = scalar(xp.max(self._top(bounds) / scale))
         if not error <= allowed and run is not None:
             comparison = self._compared(run, x, rounding) if comparison is None else comparison
             most = self._top(xp.where(inside, left, 0 * left))
-            error = min(error if error == error else math.inf, float(xp.max(most / scale)) * comparison)
+            error = min(error if error == error else math.inf, scalar(xp.max(most / scale)) * comparison)
         return replace(found, error=error if error == error else math.inf, comparison=comparison)
 
     def _compared(self, run: Run, like: Array, rounding: float) -> float:
@@ -168,11 +168,11 @@ class Rows:
         found = run(self.diagonal(ones), 0 * ones, _ROUGH)
         if not math.isfinite(found.residual):
             return math.inf
-        largest = float(xp.max(self._size(found.x)))
+        largest = scalar(xp.max(self._size(found.x)))
         if self.mixed:
             return _CAREFUL * largest if found.residual <= _ROUGH else math.inf
         least = self.scaled(self.operator(found.x)) - rounding * (2 * largest + 1)
-        smallest = float(xp.min(xp.where(ones > 0, least, xp.ones_like(least))))
+        smallest = scalar(xp.min(xp.where(ones > 0, least, xp.ones_like(least))))
         return largest / smallest if smallest > 0 else math.inf
 
     def _inner(self, v: Array, w: Array) -> Array:

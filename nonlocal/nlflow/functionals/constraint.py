@@ -241,13 +241,15 @@ def _places(nodes: NDArray[Any], shape: tuple[int, ...], size: int) -> tuple[NDA
 
 
 def components_of(affinity: Affinity) -> NDArray[Any] | None:
-    """Return the number of each node's connected component; None where weights are neither listed nor in a matrix."""
+    """Return the number of each node's connected component; None where it is not known."""
     from scipy.sparse.csgraph import connected_components
 
     if affinity.domain.leading:
         return _of_items(affinity)
     if affinity.method == "block":
         return np.asarray(np.indices(affinity.domain.shape)[0])
+    if affinity.method == "convolution":
+        return _of_convolution(affinity)
     labels, matrix = getattr(affinity, "components", None), getattr(affinity, "matrix", None)  # a graph keeps them
     if labels is None and affinity.method in _LISTED:
         edges: Any = affinity._edges().copy()
@@ -267,6 +269,25 @@ def _of_items(affinity: Affinity) -> NDArray[Any]:
         labels.append(count + (np.zeros(affinity.domain.item.shape, int) if own is None else own))
         count = int(labels[-1].max()) + 1
     return np.reshape(labels, affinity.domain.shape)
+
+
+def _of_convolution(affinity: Affinity) -> NDArray[np.intp]:
+    """Return the components of a translation-invariant affinity: one where a node sees those beside it."""
+    shape = affinity.domain.shape
+    middle = np.array([n // 2 for n in shape])
+    labels, start = np.full(shape, -1), np.zeros(shape, bool)
+    start[tuple(middle)] = True
+    near = _seeing(affinity, start)
+    beside = [tuple(middle - step) for step in np.eye(len(shape), dtype=int)[np.array(shape) > 1]]
+    if all(near[node] for node in beside):
+        return np.zeros(shape, int)
+    number = 0
+    while (labels < 0).any():
+        first = np.zeros(shape, bool)
+        first[np.unravel_index(int(np.argmax(labels < 0)), shape)] = True
+        labels[_spread(affinity, first)] = number
+        number += 1
+    return labels
 
 
 def _labelled(matrix: NDArray[Any]) -> NDArray[np.intp]:
@@ -294,11 +315,16 @@ def _listed(affinity: Affinity, reached: NDArray[np.bool_]) -> NDArray[np.bool_]
 
 
 def _spread(affinity: Affinity, reached: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Return from which nodes walks of averages come to one that is reached; rounding is no weight."""
-    terms = reached.size if affinity.terms is None else affinity.terms
+    """Return from which nodes walks of averages come to one that is reached."""
     while True:
-        seen = to_numpy(affinity._average(affinity.as_signal(reached.astype(np.float64))))
-        more = reached | (seen > 4 * terms * float(np.finfo(seen.dtype).eps))
+        more = _seeing(affinity, reached)
         if (more == reached).all():
             return reached
         reached = more
+
+
+def _seeing(affinity: Affinity, reached: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Return the nodes that are reached, and those that see one; rounding is no weight."""
+    terms = reached.size if affinity.terms is None else affinity.terms
+    seen = to_numpy(affinity._average(affinity.as_signal(reached.astype(np.float64))))
+    return np.asarray(reached | (seen > 4 * terms * float(np.finfo(seen.dtype).eps)))

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from nlflow._array import over_channels, underflowing
 from nlflow.affinities import Affinity
 from nlflow.errors import InputError, NumericalError, check_array, check_integer, check_number
+from nlflow.functionals.constraint import components_of
 from nlflow.functionals.energies import J, check_shape
 from nlflow.functionals.krylov import Solved, conjugate_gradients, default_rtol
 from nlflow.functionals.metrics import Metric, as_metric
@@ -326,6 +327,7 @@ class EA(J):
         rounding = len(seen.ravel()) * float(np.finfo(dtype).eps) ** 2
         if mass <= rounding * self.forward.squared_norm * ones.size:
             raise InputError("forward: it maps constants to 0, so that the minimizer is one of many; add a measurement")
+        self._check_seen(dtype)
         rtol = check_number("rtol", default_rtol(ones) if rtol is None else rtol, minimum=0, strict=True)
         maxiter = check_integer("maxiter", maxiter, minimum=1)
         if start is None:
@@ -346,6 +348,27 @@ class EA(J):
             precondition=lambda r: r / diagonal, rtol=rtol, maxiter=maxiter,
         )  # fmt: skip
         return _told(found, rtol)
+
+    def _check_seen(self, dtype: np.dtype[Any]) -> None:
+        """Raise `InputError` where A maps the constants of one channel on one connected component to 0."""
+        shape = self.affinity.domain.shape
+        labels = components_of(self.affinity)
+        labels = np.zeros(shape, int) if labels is None else labels
+        # <A'w, 1> = <w, A 1> for a random w: one application of A' shows all of them.
+        w = np.random.default_rng(0).standard_normal(self.data.shape).astype(dtype)
+        pulled = self.forward.adjoint(w).astype(np.float64).reshape(labels.size, -1)
+        usual = float(np.mean(pulled**2))
+        count = np.bincount(labels.ravel())
+        for channel, own in enumerate(pulled.T):
+            sums, squares = (np.bincount(labels.ravel(), v) for v in (own, own**2))
+            unseen = np.abs(sums) <= 16 * float(np.finfo(dtype).eps) * np.sqrt(squares + count * usual)
+            if unseen.any():
+                first = int(np.argmax(unseen[labels.ravel()]))
+                raise InputError(
+                    f"forward: it maps constants on {int(count[unseen].sum())} of {labels.size} nodes (the first is "
+                    f"node {first}, channel {channel}) to 0, so that the minimizer is one of many; add a measurement "
+                    "there"
+                )
 
 
 def total(a: Array, b: Array) -> Array:

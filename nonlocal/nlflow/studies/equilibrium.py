@@ -133,9 +133,12 @@ def _slow(flow: LinearFlow, rng: np.random.Generator) -> Array:
     u = flow.affinity.as_signal(rng.standard_normal((*flow.affinity.domain.shape, 1)))
     rate = relaxation_rate(flow)
     for _ in range(_CYCLES if rate > 0 else 0):
-        u, _ = exact_solution(flow, u / diversity(flow, u), _SMOOTHING / rate)
+        smooth, _ = exact_solution(flow, u / diversity(flow, u), _SMOOTHING / rate)
         # What is left of the mean would outgrow the rest.
-        u = u - equilibrium(flow, u).u
+        smooth = smooth - equilibrium(flow, smooth).u
+        if not 0 < diversity(flow, smooth) < math.inf:  # rounding has hidden the slowest mode
+            break
+        u = smooth
     return u / diversity(flow, u)
 
 
