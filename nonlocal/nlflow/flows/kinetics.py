@@ -31,7 +31,7 @@ def _matrix(u: Array, *rows: tuple[Any, ...]) -> Array:
 
 @underflowing
 class AllenCahn(Reaction):
-    """R(u) = s (u - u^3), which drives values to -1 and 1; its potential is s (u^2 - 1)^2 / 4.
+    """R(u) = s (u - u^3), which drives values from 0 to -1 and 1; its potential is s (u^2 - 1)^2 / 4.
 
     (Allen and Cahn 1979, doi 10.1016/0001-6160(79)90196-2; with a nonlocal diffusion Bates 2006, in Nonlinear Dynamics
     and Evolution Equations.)
@@ -79,7 +79,8 @@ class FisherKPP(Reaction):
     rate : float
         r > 0.
     interval : tuple of float
-        Of the values that the signal takes; see `Reaction`. Values below 0 run off to minus infinity in finite time.
+        Of the values that the signal takes; see `Reaction`. Where nothing diffuses, values below 0 run off to
+        minus infinity in finite time.
 
     Examples
     --------

@@ -35,8 +35,8 @@ class StoermerVerlet(FixedStep):
 
         x1 = x + h / 2 v,    v' = c v + (1 - c) / gamma a(x1, t + h / 2),    x' = x1 + h / 2 v'
 
-    Without damping it is symplectic: the energy of a linear flow stays within about (h omega)^2 / 4 of its value
-    (Hairer, Lubich and Wanner 2003, doi 10.1017/S0962492902000144). One force a step.
+    Without damping it is symplectic: the energy of a linear flow stays within about (h omega)^2 / 4 of its
+    value for small h omega (Hairer, Lubich and Wanner 2003, doi 10.1017/S0962492902000144). One force a step.
 
     Parameters
     ----------
