@@ -45,20 +45,16 @@ class Report(Brief):
     ----------
     name : str
         Of the model.
-    before : Survey
-        Of the model as it is.
-    after : Survey
-        With a cure: the one that helps most, or the default of `attach` where none helps.
+    before, after : surveys
+        Of the model as it is, and with a cure: the one that helps most, or the default of `attach` where none helps.
     cure : str
         Which that is.
-    cause : Cause or None
-        Of `explain`.
+    cause : result of `explain`, or None
     spectra : list of LayerSpectrum
         Of the blocks whose maps are known; see `Cause.spectra`.
     unexplained : str
         Why there is no cause; empty where there is one.
-    sweep : Sweep or None
-        None without a task.
+    sweep : result of `nlflow.attention.sweep`, or None without a task
     source : str
         What the inputs are, if told.
     date : str

@@ -50,7 +50,7 @@ class Adapter:
         Class of its attention modules (``'ViTAttention'``), or, with a dot or a star, a pattern of their names in the
         model (``'backbone.layers.*.attn'``).
     projection : str
-        The output projection, relative to the attention module: ``'o_proj'``, or ``'../output.dense'`` where it
+        The output projection, relative to the attention module, such as ``'o_proj'``, or ``'../output.dense'`` where it
         belongs to the parent; it is looked for where this is empty.
     causal : bool, optional
         Whether a token sees no later ones; by default what the module says.

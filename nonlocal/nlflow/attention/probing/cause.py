@@ -79,7 +79,7 @@ class CausedBlock(Brief):
         Sum of squares of each channel before and after the block, over the tokens that count.
     reason : str
         Why the parts of attention are not told apart; empty where they are.
-    maps : Maps, or None
+    maps : optional
         W_V and W_O, and the attention on the first input.
     """
 
@@ -308,8 +308,8 @@ def explain(
 
     Notes
     -----
-    The parts are defined in `nlflow.attention.probing.parts`, and add up to the change over the block, to rounding.
-    O(N^2 D) for each block beside a plain run, and O(N D min(N, D)) for the rank of each point.
+    The parts (`nlflow.attention.probing.parts`) add up to the change over the block, to rounding, and take O(N^2 D) for
+    each block beside a plain run, and O(N D min(N, D)) for the rank of each point.
 
     Examples
     --------

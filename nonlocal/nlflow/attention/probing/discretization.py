@@ -45,14 +45,14 @@ class Discretization(Brief):
     substeps : tuple of int
         m.
     distance : array of shape (M,)
-        |u_m - u(1)| / |u(1) - v|, Frobenius norms over tokens and the channels of all heads.
+        Errors |u_m - u(1)| / |u(1) - v|, in Frobenius norms over tokens and the channels of all heads.
     layer : float
         The same for the layer's own result Pv.
     order : float
         Slope of log distance over log(1/m) through the finest steps; 1 in theory, NaN with fewer than 3.
     random_order : float
         The same slope with random stochastic matrices, masked as the heads are; an `order` near it says nothing about
-        training. NaN where the kernel evolves or has keys as queries.
+        training; NaN where the kernel evolves or has keys as queries.
     """
 
     substeps: tuple[int, ...]
@@ -75,8 +75,8 @@ def discretize(
 
     Parameters
     ----------
-    layer : Layer or Head
-        From a `LayerTrace`; of a layer, all heads.
+    layer : layer or head of a `LayerTrace`
+        Of a layer, all heads.
     substeps : sequence of int
         m >= 1.
     symmetric : bool
@@ -209,7 +209,7 @@ def extrapolate(
 
     Parameters
     ----------
-    trace : LayerTrace
+    trace : result of `nlflow.attention.probe`
     layer : int or str
     depth : int, optional
         Number of further layers; to the end of the stack by default.

@@ -155,10 +155,7 @@ def gradient_cosine(v: Any, average: Any, symmetric_average: Any, *, mask: Any =
 
 @underflowing
 def head_redundancy(matrix: Any, following: Any) -> Array:
-    """Return the cosine <A, B> / (|A| |B|) of attention matrices (..., N, N) (arXiv 2312.00751, appendix G.2).
-
-    Errors are as in `mean_cosine`; NaN where a matrix is 0.
-    """
+    """Return the cosine <A, B> / (|A| |B|) of attention matrices (..., N, N) (arXiv 2312.00751, appendix G.2)."""
     first, _, xp = _tokens(matrix, None, "matrix")
     second = _alike("following", following, first.shape)
     first, second = first / _unit(xp, first), second / _unit(xp, second)

@@ -79,12 +79,13 @@ def probe(
     NlflowWarning
         Of modules that are left out, and of layers in which it is not known what attention adds.
 
-    Notes ----- Logits are capped, and masks, windows, position biases and sinks are in P, as the model has them. A sink
-    takes a share of each row without a value: `matrices` and degrees are with it, all else is of the average over
-    tokens.
+    Notes
+    -----
+    Caps of logits, masks, windows, position biases and sinks are in P, as the model has them; `Layer.matrices` and
+    degrees are with sinks, all else is of the average over tokens.
 
-    `Layer.between` is the state with what attention adds, normed where the layer norms that sum (BERT). Where the state
-    after the layer is not seen to be the sum of what is added, it is None and ``share`` NaN.
+    `Layer.between` is the state with what attention adds, normed where the layer norms that sum (BERT), or None where
+    the state after the layer is not seen to be the sum of what is added.
 
     Examples
     --------

@@ -54,8 +54,8 @@ class Head:
         Added to log k, with -inf where token i does not see token j.
     kernel : str
         Which k, one of `nlflow.attention.terms.averages.AFFINITIES`.
-    mask : Mask, optional
-        Who sees whom, where that is a rule, in the place of `bias`.
+    mask : optional
+        A `Mask` in the place of `bias`, where who sees whom is a rule.
     """
 
     q: Floats

@@ -131,20 +131,8 @@ class TermOptions:
 class LayerTerms(WideParameters):
     """The terms of one layer, with their parameters.
 
-    Parameters
-    ----------
-    options : TermOptions
-    fidelity : float
-        λ̃ of this layer, or where learning it starts; with a matrix fidelity the start of 1/σ².
-    first : bool
-        Whether the values of this layer are v0.
-    causal : bool
-        Whether a token sees only the tokens up to itself.
-    heads, width : int
-        Heads of the queries; features of a token after the output projection.
-    owner : LayerTerms, optional
-        The terms whose learned λ̃ is this layer's too.
-    device, dtype : optional
+    `fidelity` is λ̃, or where learning it starts (with a matrix fidelity the start of 1/σ²); `width` is that of the
+    output projection; the learned λ̃ of `owner` is this layer's too.
     """
 
     raw_fidelity: nn.Parameter | None
