@@ -179,10 +179,9 @@ def equilibrium(
 ) -> Equilibrium:
     """Return the limit of a frozen flow for t to infinity.
 
-    Without fidelity each channel becomes a constant: the w-mean of u(0) in the L2 and conserved
-    metrics, pi^T u(0) in the degree metric and for attention. With fidelity it solves (L + lambda) u = lambda f in the
-    L2 metric and ((1 + lambda~) I - P) u = lambda~ f in the degree metric and for attention, with a constraint between
-    free nodes.
+    Without fidelity each channel becomes a constant: the w-mean of u(0) in the L2 and conserved metrics, pi^T u(0) in
+    the degree metric and for attention. With fidelity it solves (L + lambda) u = lambda f in the L2 metric and
+    ((1 + lambda~) I - P) u = lambda~ f in the degree metric and for attention, with a constraint between free nodes.
 
     Parameters
     ----------
