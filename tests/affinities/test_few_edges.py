@@ -92,3 +92,20 @@ def test_an_extension_that_is_constant_on_each_part_is_found(p: float) -> None:
     found = harmonic_extension(nl.Jp(apart, p), nl.Constraint([0, 4], [0.1, 0.3]))
     assert found.success, found.message
     np.testing.assert_allclose(found.u, [0.1, 0.1, 0.1, 0.3, 0.3, 0.3], rtol=1e-14)
+
+
+@pytest.mark.numerical
+@pytest.mark.parametrize("channels", [1, 3])
+def test_an_extension_near_total_variation_reaches_its_tolerance(channels: int) -> None:
+    rng = np.random.default_rng(0)
+    graph = nl.affinity_from_graph(nl.neighbour_graph(rng.random((120, 2)), 8, nl.Gaussian(1.0)))
+    ends = nl.Constraint([0, 5, 9, 17], rng.random((4, channels)))
+    found = harmonic_extension(nl.Jp(graph, 1.5), ends)
+    assert found.success, found.message
+    differences = found.u[:, None] - found.u[None]
+    lengths = np.linalg.norm(differences, axis=-1)
+    weights = graph.edges().toarray() / np.sqrt(np.where(lengths > 1e-14, lengths, np.inf))
+    flow = np.einsum("ij,ijc->ic", weights, differences)
+    flow[[0, 5, 9, 17]] = 0
+    moduli = np.delete((weights * lengths).sum(axis=1), [0, 5, 9, 17])
+    assert np.linalg.norm(flow) < 1.1e-6 * np.linalg.norm(moduli)

@@ -307,7 +307,7 @@ class PLaplacianClassifier(_PHarmonic, ProbabilisticClassifier):
     Parameters
     ----------
     p : float
-        1 < p <= 10. Near 1 the tolerance may be out of reach, which a warning tells.
+        1 < p <= 10. Below 1.4 rounding may keep the tolerance out of reach, which a warning tells.
     tol : float
         Of the flows on edges; see `nlflow.functionals.variational.harmonic_extension`.
     max_iter : int

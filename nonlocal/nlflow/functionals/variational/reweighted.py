@@ -79,6 +79,7 @@ def _gap(jp: Jp, slopes: Floats, factors: Floats, u: Floats, f: Floats, rigid: F
 _GROWTH = 1.5  # of q - 1 from one stage to the next
 _ROUGH, _INNER = 1e-2, 1e-3  # residuals of a stage before the last, and of a linear problem
 _SMOOTHING = 1e-4, 1e-6  # of slopes beside the range of the values, for p > 2 and p < 2
+_FINEST = 1e-13  # smoothing beside the range, to which it falls at p < 2
 _HALVINGS = 40
 
 
@@ -92,7 +93,7 @@ def harmonic_extension(jp: Jp, constraint: Constraint, *, rtol: float = 1e-6, ma
     Parameters
     ----------
     jp : Jp
-        For 1 < p <= 10; the tolerance may be out of reach for p < 2.
+        For 1 < p <= 10; below p = 1.4 rounding may keep the tolerance out of reach.
     constraint : Constraint
     rtol : float
         Of |sum_j y_ij| over sum_j |y_ij|, norms over the free nodes, y_ij = W_ij x_ij^(p - 2) (u_i - u_j) being the
@@ -141,9 +142,14 @@ def harmonic_extension(jp: Jp, constraint: Constraint, *, rtol: float = 1e-6, ma
             v = jp.flat(_linear(jp, stage.lagged(stage.slopes(u), smoothing), held, min(_INNER, 0.1 * left))) / unit
             done += 1
             moved = _searched(stage, u, v - u, 1.0 if q < 2 else 1 / (q - 1), smoothing)
-            if moved is None:  # rounding is all that is left
+            stuck = moved is None
+            if moved is not None:
+                u, before, left = moved, left, _residual(stage, moved, free, q)
+                stuck = left > 0.9 * before
+            if stuck and q == jp.p < 2 and smoothing > _FINEST * span:
+                smoothing *= 0.1
+            elif moved is None:  # rounding is all that is left
                 break
-            u, left = moved, _residual(stage, moved, free, q)
     success = left <= rtol
     advice = "" if success else f", above rtol={rtol:g}: raise maxiter or rtol, or take p nearer to 2"
     message = f"residual {left:.3g} after {done} linear problems{advice}"
