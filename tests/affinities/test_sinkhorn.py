@@ -185,3 +185,18 @@ def test_what_has_no_scaling() -> None:
     torch = pytest.importorskip("torch")
     with pytest.raises(InputError, match="requires a gradient"):
         sinkhorn(ExpDotProduct(), points(6), torch.ones(6, 2, requires_grad=True))
+
+
+def test_positions_and_features_of_a_grid_of_two_axes() -> None:
+    grid, x = Grid((3, 4), spacing=0.5), np.random.default_rng(0).standard_normal((3, 4, 2))
+    z = grid.nodes[:, None] - grid.nodes
+    expected = plain(np.exp(-np.sum(z**2, axis=-1) / 2), np.full(12, 0.25))
+    assert np.abs(sinkhorn(Gaussian(1.0), grid).matrix - expected).max() < 1e-11
+    found = sinkhorn(ExpDotProduct(), grid, x, queries=x[::-1].reshape(12, 2))
+    expected = plain(np.exp(x[::-1].reshape(12, 2) @ x.reshape(12, 2).T / np.sqrt(2)), np.full(12, 0.25))
+    assert np.abs(found.matrix - expected).max() < 1e-11
+
+
+def test_queries_of_other_nodes_are_refused() -> None:
+    with pytest.raises(InputError, match=r"queries: got shape \(3, 4\)"):
+        sinkhorn(ExpDotProduct(), points(6), np.ones((6, 2)), queries=np.ones((3, 4)))

@@ -165,8 +165,8 @@ def affinity(
     domain : Grid, Points or Batch
     features : array of shape ``domain.shape`` or ``domain.shape + (d,)``, optional
         What the kernel compares: keys for `ExpDotProduct`, the image or signal for `Patch`, feature vectors for radial
-        kernels, which compare node positions by default. On a `Batch` the axes of an item come after leading axes that
-        broadcast.
+        kernels, which compare node positions by default. On a `Batch` always with the axis of d; axes before those of
+        an item broadcast.
     queries : array like `features`, optional
         Queries of a dot product; the features themselves by default.
     method : {'auto', 'dense', 'pairwise', 'tiled', 'sparse', 'nufft', 'lowrank', 'stencil', 'convolution'}
@@ -199,15 +199,15 @@ def affinity(
     InputError
         When kernel, domain and method do not go together, or for unusable features.
     MemoryLimitError
-        When what is needed would pass the limit.
+        When what is needed would pass the limit; of averages when they are asked for.
     NumericalError
         When a method that was asked for does not reach `rtol`.
 
     Warns
     -----
     NlflowWarning
-        When a window is shrunk to the grid, when nodes see no other node, and when rounding to half precision may move
-        weights far.
+        When a window is shrunk to the grid, and when rounding to half precision may move weights far; by ``pairwise``
+        at an average, ``sparse`` and ``nufft`` when nodes see no other node.
 
     Examples
     --------

@@ -129,9 +129,9 @@ def sinkhorn(
         What is scaled; a matrix of k_ij >= 0 is taken as it is.
     domain : Points or Grid
         With equal weights for a mask, or a matrix, that leaves zeros. For a matrix N points of weight 1 by default.
-    features : array_like of shape (N, d), optional
+    features : array_like of shape (N, d) or ``domain.shape + (d,)``, optional
         What the kernel compares; positions of the nodes by default.
-    queries : array_like of shape (N, d), optional
+    queries : array_like like `features`, optional
         Then k is not symmetric.
     mask : Mask, optional
         Which nodes see each other.
@@ -182,13 +182,9 @@ def sinkhorn(
             f"features: got none for {type(kernel).__name__}, which compares them, expected keys of shape "
             f"{(*domain.shape, 'd')}; domain.nodes compares positions"
         )
-    x = check_array("features", domain.nodes if features is None else features)
-    if tuple(x.shape[: len(domain.shape)]) not in (domain.shape, (domain.size,)):
-        raise InputError(f"features: got shape {tuple(x.shape)}, expected {(*domain.shape, 'd')}")
-    for name, array in (("features", x), ("queries", queries)):
-        check_untracked(name, bool(getattr(array, "requires_grad", False)), "nlflow.attention.NeutrenoAttention")
+    x = _table("features", domain.nodes if features is None else features, domain)
     q = None if queries is None else _table("queries", queries, domain)
-    result = SinkhornAffinity.of_tokens(kernel, domain, _table("features", x, domain), mask, q, **options)
+    result = SinkhornAffinity.of_tokens(kernel, domain, x, mask, q, **options)
     if features is None:
         result._recipe = None  # positions of nodes do not change with the signal
     return result
@@ -205,6 +201,10 @@ def _again(kernel: Kernel, domain: Domain, mask: Mask | None, options: dict[str,
 
 def _table(name: str, value: Any, domain: Domain) -> Array:
     array = check_array(name, value)
+    shape = tuple(array.shape)
+    if domain.shape != shape[: len(domain.shape)] and shape[:1] != (domain.size,):
+        raise InputError(f"{name}: got shape {shape}, expected {(*domain.shape, 'd')}")
+    check_untracked(name, bool(getattr(array, "requires_grad", False)), "nlflow.attention.NeutrenoAttention")
     return namespace(array).reshape(array, (domain.size, -1))
 
 

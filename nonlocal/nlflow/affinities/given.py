@@ -46,7 +46,7 @@ def affinity_from_graph(
     graph : scipy.sparse matrix or array, networkx graph, edge list or matrix
         Matrices have shape (N, N). Nodes of networkx are in the order of ``graph.nodes``, its undirected edges in both
         directions. An edge list has integers of shape (2, E), the ends i and j, with undirected edges in both
-        directions.
+        directions; for E = 2 give `nodes`.
     domain : Grid or Points, optional
         Of N nodes, numbered in C order; by default N points with a quadrature weight of 1 each.
     edge_weight : array of shape (E,), optional

@@ -41,7 +41,8 @@ class Patch(Kernel):
 
     Notes
     -----
-    Patches see the signal beyond the edge as the grid's boundary says; for an isolated boundary they see it mirrored.
+    Windows and patches go on beyond the edge as the grid's boundary says; for an isolated boundary windows end there,
+    and patches see the signal mirrored.
     """
 
     width: float
