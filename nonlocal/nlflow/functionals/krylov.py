@@ -29,7 +29,7 @@ class Solved:
 
 
 def default_rtol(like: Array) -> float:
-    """Return 1e-5 in float32, 1e-10 in float64."""
+    """The usual tolerance."""
     return 1e-5 if like.dtype == namespace(like).float32 else 1e-10
 
 
@@ -67,9 +67,8 @@ def conjugate_gradients(
 ) -> Solved:
     """Solve ``operator(x) = b`` for an operator that is self-adjoint and positive in `inner`, as `precondition` is.
 
-    `inner` returns one number for each system. `reconsider` is asked at the start and after each 16 iterations for
-    another preconditioner; `beside` counts iterations of the preconditioner. The residual, in norms of what `measured`
-    returns, is recomputed from x; infinite or NaN where the iteration broke down.
+    `reconsider` is asked each 16 iterations for another preconditioner. The residual is recomputed from x; infinite or
+    NaN where the iteration broke down.
     """
     xp = namespace(b)
     told = measured(b)
@@ -148,11 +147,7 @@ def gmres(
     inner: Callable[[Array, Array], Array] = lambda v, w: (v * w).sum(axis=0),
     subtract: Callable[[Array, Array, Array], Array] | None = None,
 ) -> Solved:
-    """Solve ``operator(x) = b`` for systems side by side, each in a Krylov space of its own (Saad and Schultz 1986).
-
-    (doi 10.1137/0907058.) `maxiter` counts applications, `restart` bounds the dimension of a space, `inner` returns
-    numbers of shape (systems,). A first guess of None is 0 and spares an application.
-    """
+    """Solve ``operator(x) = b`` for systems side by side, each in a Krylov space of its own (doi 10.1137/0907058)."""
     xp = namespace(b)
 
     def norm(v: Array) -> Array:
@@ -209,11 +204,9 @@ def gmres(
 
 
 class Lanczos:
-    """Lanczos iterations for vectors side by side, each with a tridiagonal matrix T of its own.
+    """Lanczos iterations for vectors side by side: A V = V T + b v e_k^T (Lanczos 1950, doi 10.6028/jres.045.026).
 
-    After k steps A V = V T + b v e_k^T, with V orthonormal in `inner` (Lanczos 1950, doi 10.6028/jres.045.026).
-    `alphas` and `betas` hold the entries of T, the last of which is b, 0 from where a system is exhausted on. `keep`
-    keeps V and makes each vector orthogonal to those before it; `free` projects.
+    `betas` ends with b, 0 from where a system is exhausted on. `keep` makes each vector orthogonal to those before it.
     """
 
     def __init__(
@@ -276,7 +269,7 @@ class Lanczos:
 
 
 def eigen_tridiagonal(diagonal: Floats, beside: Floats) -> tuple[Floats, Floats]:
-    """Return eigenvalues and eigenvectors."""
+    """Return eigenpairs."""
     from scipy.linalg import eigh_tridiagonal
 
     if len(diagonal) == 1:

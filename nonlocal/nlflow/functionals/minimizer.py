@@ -58,7 +58,7 @@ class Minimizer(Brief):
 def minimize(
     affinity: Affinity, fidelity: Fidelity, f: Array, start: Array | None, *, rtol: float, maxiter: int, name: str
 ) -> Minimizer:
-    """Return the minimizer u of E by preconditioned conjugate gradients."""
+    """The minimizer of E."""
     xp = namespace(f)
     measure = over_channels(affinity.measure("degree", f, by_item=True), f)
     axes = tuple(range(len(affinity.domain.shape)))
@@ -368,7 +368,7 @@ def _told(result: Solved, rtol: float, choice: Choice) -> Minimizer:
 
 
 def told(result: Solved, rtol: float, used: str = "") -> Minimizer:
-    """Return the record of what conjugate gradients found."""
+    """The record found."""
     success, advice = verdict(result.residual, rtol, result.error)
     message = f"residual {result.residual:.3g} after {result.iterations} iterations{advice}"
     message += f"; preconditioner: {used}" if used else ""

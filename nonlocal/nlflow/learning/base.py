@@ -1,4 +1,4 @@
-"""What all estimators share."""
+"""What estimators share."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ class PointEstimator(BaseEstimator):
 
 
 class GivenPoints(PointEstimator):
-    """The parameters of a function of points."""
+    """Parameters, checked."""
 
     def __init__(
         self, affinity: Any = "rbf", gamma: Any = None, n_neighbors: Any = None, metric: Any = "euclidean",
@@ -374,7 +374,7 @@ class GraphClassifier(ClassifierMixin, GraphEstimator):
 
 
 class ProbabilisticClassifier(GraphClassifier):
-    """A classifier whose signals are probabilities."""
+    """With probabilities."""
 
     @by_chunks
     def predict_proba(self, X: Any) -> NDArray[Any]:

@@ -1,4 +1,4 @@
-"""The graph of some points."""
+"""Graphs of points."""
 
 from __future__ import annotations
 

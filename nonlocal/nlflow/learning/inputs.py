@@ -59,7 +59,7 @@ class InputTypeError(InputError, TypeError):
 
 @contextmanager
 def named(name: str) -> Iterator[None]:
-    """Let errors of scikit-learn, NumPy and SciPy name an argument."""
+    """Name an argument."""
     try:
         yield
     except (NlflowError, MemoryError):
@@ -71,7 +71,7 @@ def named(name: str) -> Iterator[None]:
 
 @contextmanager
 def points_as_x() -> Iterator[None]:
-    """Let errors name points X."""
+    """Name points X."""
     try:
         yield
     except InputError as error:
@@ -188,7 +188,7 @@ def check_parameters(given: Mapping[str, Any]) -> None:
 
 
 def is_chunked(X: Any) -> bool:
-    """Whether it is a Dask array."""
+    """Whether from Dask."""
     return type(X).__module__.split(".")[0] == "dask"
 
 
@@ -256,7 +256,7 @@ def _checked_tensor(estimator: Any, X: Any, reset: bool) -> Any:
 
 
 def on_host(points: Any) -> Any:
-    """Return tensors as NumPy arrays."""
+    """Tensors as arrays."""
     return to_numpy(points) if hasattr(points, "detach") else points
 
 
@@ -332,7 +332,7 @@ class Values(NamedTuple):
 
 
 def classes_of(y: Any, count: int, missing: Any = UNLABELLED) -> Classes:
-    """Return the classes of so many samples."""
+    """See `Classes`."""
     from sklearn.utils import column_or_1d
     from sklearn.utils.multiclass import check_classification_targets
     from sklearn.utils.validation import assert_all_finite, check_consistent_length
@@ -371,7 +371,7 @@ def classes_of(y: Any, count: int, missing: Any = UNLABELLED) -> Classes:
 
 
 def values_of(y: Any, count: int) -> Values:
-    """Return the values of so many samples."""
+    """See `Values`."""
     from sklearn.utils import column_or_1d
     from sklearn.utils.validation import assert_all_finite, check_consistent_length
 

@@ -1,4 +1,4 @@
-"""Choice of widths and fidelities."""
+"""Choice of parameters."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Curve(Brief):
 
     @property
     def means(self) -> Floats:
-        """Mean score of each value."""
+        """Mean scores."""
         return np.asarray(self.scores.mean(axis=1))
 
     @property

@@ -1,4 +1,4 @@
-"""Widths of Gaussians between points."""
+"""Widths of Gaussians."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Straight lines through measurements."""
+"""Lines through measurements."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ def regress(x: Sequence[float], y: Sequence[float]) -> Line:
 
 
 def no_fit(name: str, what: str, reason: str, expected: float | None = None, relation: str = "=") -> Fit:
-    """Return a failed fit."""
+    """A failed fit."""
     return Fit(name, what, math.nan, math.nan, math.nan, expected, relation=relation, reason=reason)
 
 

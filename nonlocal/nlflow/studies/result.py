@@ -173,7 +173,7 @@ def _json(report: Any) -> bytes:
 
 
 def write_files(folder: str | os.PathLike[str], files: Mapping[str, bytes]) -> None:
-    """Write files to a folder."""
+    """Write to a folder."""
     place = make_folder(folder)
     for name, content in files.items():
         write_content(place / name, content)

@@ -106,13 +106,13 @@ class Choice:
                 self._sweeps.limit(_SWEEPS * self._pays)
 
     def again(self) -> None:
-        """Get ready for another right-hand side."""
+        """For another right-hand side."""
         self._open = False
         if self._sweeps is not None:
             self._sweeps.again()
 
     def beside(self) -> int:
-        """Return the preconditioner's new iterations."""
+        """Count new iterations."""
         if self._sweeps is None:
             return 0
         taken, self._sweeps.iterations = self._sweeps.iterations, 0

@@ -1,4 +1,4 @@
-"""Algebraic multigrid on the graph of K, as a preconditioner."""
+"""Algebraic multigrid."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def _coarse_nodes(graph: Sparse, diagonal: Floats, beside: Floats) -> NDArray[np
 
 
 def interpolation(graph: Sparse, diagonal: Floats) -> Sparse:
-    """Return the interpolation from the coarse nodes."""
+    """From the coarse nodes."""
     from scipy.sparse import csr_array
 
     count = len(diagonal)

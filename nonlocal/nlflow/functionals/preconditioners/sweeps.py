@@ -45,11 +45,11 @@ class Sweeps:
         self._free = np.ascontiguousarray((self._root > 0) if held is None else (self._root > 0) & ~held)
 
     def again(self) -> None:
-        """Get ready for another right-hand side, however much lies ahead."""
+        """For another right-hand side."""
         self._first, self._pays = None, math.inf
 
     def limit(self, ahead: float) -> None:
-        """Do not go on where more iterations lie ahead."""
+        """Limit what lies ahead."""
         self._pays = ahead
 
     def __call__(self, r: NDArray[Any]) -> NDArray[Any]:

@@ -52,7 +52,7 @@ class Graph:
         return np.asarray(self._sparse.sum(axis=1, dtype=np.float64)).ravel()
 
     def lengths(self, u: Floats) -> Floats:
-        """Return |u_i - u_j| for each edge; u is (N, D)."""
+        """Edge lengths |u_i - u_j|."""
         out = np.empty(len(self))
         edge_loop("edge_lengths")(self.starts, self.ends, u, out)
         return out
@@ -64,7 +64,7 @@ class Graph:
         return out
 
     def row_sums(self, values: Floats) -> Floats:
-        """Sum an edge function over each node's edges."""
+        """Sums over edges."""
         return np.asarray(self._with(values).sum(axis=1)).ravel()
 
     def summation(self, dtype: Any = np.float64) -> Any:
@@ -168,7 +168,7 @@ class Jp:
         return float(np.sum(self.measure * powers)) / (2 * self.p)
 
     def rounding(self, rigid: Floats, dtype: Any) -> float:
-        """Return what rounding leaves of E_p for signals of size 1."""
+        """Rounding of E_p."""
         eps = float(np.finfo(dtype).eps)
         steepest = np.sqrt(self.graph.degree / self.measure) if self.isotropic else np.ones(len(self.graph))
         return self.smoothed(eps * steepest, 0.0) + eps * eps * float(rigid.sum()) / 2

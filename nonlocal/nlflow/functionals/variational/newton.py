@@ -43,7 +43,7 @@ class Problem:
 
     @cached_property
     def sums(self) -> Any:
-        """Sums over the edges of each node."""
+        """See `Graph.summation`."""
         return self.jp.graph.summation()
 
     @property
@@ -59,12 +59,12 @@ class Problem:
         return self.factor * lagged, self.factor * lagged * (1 + (p - 2) * (x / safe) ** 2)
 
     def value(self, u: Floats, smoothing: float) -> float:
-        """Return the functional, smoothed."""
+        """The smoothed functional."""
         dirichlet = self.factor * self.jp.smoothed(self.jp.slopes(u), smoothing if self.jp.p < 2 else 0.0)
         return dirichlet + float(np.sum(self.stiff * self.misfit.value(u, self.f, smoothing)))
 
     def gradient(self, u: Floats, smoothing: float) -> Floats:
-        """Return the derivatives by u, (N, D)."""
+        """Derivatives by u."""
         lagged = self._curves(self.jp.slopes(u), smoothing)[0]
         return (
             self.jp.graph.flux(self.jp.on_edges(lagged), u) + self.stiff * self.misfit.slopes(u, self.f, smoothing)[0]
@@ -137,7 +137,7 @@ def minimize(problem: Problem, start: Floats | None, rtol: float, maxiter: int) 
 
 
 def iterates(problem: Problem, start: Floats | None) -> Iterator[Found]:
-    """Yield better signals, one for each linear problem."""
+    """Yield better signals."""
     smoothing, steps = _FIRST, 0
     constant = 0 * problem.f + np.average(problem.f, axis=0, weights=problem.rigid)
     # Where J_p weighs so much that it has to be flat, the way there from f is long.

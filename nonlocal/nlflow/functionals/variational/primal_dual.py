@@ -44,8 +44,8 @@ def minimize(
 ) -> Saddle:
     """Minimize J_1(u) + 1/2 sum_i r_i |u_i - f_i|^2, or with a misfit g, in the dtype of `f` (N, D).
 
-    The saddle point of <Du, q> + G(u) over dual vectors q. Steps are preconditioned (Pock and Chambolle 2011, doi
-    10.1109/ICCV.2011.6126441) and balanced (as Applegate et al. 2021, arXiv 2106.04756).
+    Steps are preconditioned (Pock and Chambolle 2011, doi 10.1109/ICCV.2011.6126441) and balanced (as Applegate et al.
+    2021, arXiv 2106.04756).
     """
     bytes_an_edge = 2 * f.shape[1] * f.dtype.itemsize + (8 + f.dtype.itemsize if jp.isotropic else 0)
     check_memory(
