@@ -10,18 +10,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nlflow._array import is_tensor, on_host, root_mean_square
+from nlflow._array import root_mean_square
 from nlflow.denoising.given import Known, as_given, refuse_unordered
 from nlflow.denoising.info import check_units
-from nlflow.denoising.layout import Axes, shape_of
+from nlflow.denoising.layout import Axes
 from nlflow.denoising.noise.models.base import Noise, NoiseEstimate, Reduction
 from nlflow.denoising.noise.names import NO_NOISE, choose_noise
 from nlflow.denoising.noise.spectra import levels_for, levels_within
 from nlflow.denoising.options import Options
 from nlflow.denoising.residual import REACH, with_peaks
 from nlflow.denoising.runs import Run, Trail, Watch, select, within
+from nlflow.denoising.sigmas import LEAST_VARIANCE, levels_in, of_channels
 from nlflow.domains.samples import by_rows, exact_means, range_of, variance_of, varying
-from nlflow.errors import InputError, check_floats, check_number, warn_caller
+from nlflow.errors import InputError, warn_caller
 
 if TYPE_CHECKING:
     from nlflow.denoising.groupwise import Groups
@@ -32,9 +33,6 @@ if TYPE_CHECKING:
 Array = NDArray[Any]
 Mask = NDArray[np.bool_]
 LEVELS = 2  # coarser images, at most
-HINT = "the noise in the units of the input"
-#: A sample that is told to be free of noise counts as one with this part of the mean variance, so that all is regular.
-LEAST_VARIANCE = 1e-4
 # Beyond this ratio of range to noise no two patches are ever alike, and squares would leave the range of float32.
 _NOISELESS = 1e12
 # Noise assumed for filling in where there is none, of the standard deviation of the samples.
@@ -325,7 +323,7 @@ def observe(
     varies, asked = varying(samples, missing), sigma
     live = live_of(varies & looked.signals if (varies & looked.signals).any() else varies)
     if live is not None:  # without an alpha channel, and one that recorded nothing
-        sigma = _of_channels(sigma, live, axes)
+        sigma = of_channels(sigma, live, axes)
         given = given if isinstance(given, str) else given.of_channels(live)
         samples, restore = _without_others(samples, missing, live, restore)
     again = found is not None
@@ -439,7 +437,7 @@ def _white(frame: Frame, signal: Array, sigma: Any, trail: Trail | None) -> tupl
         levels, variance = _estimated(frame, signal, trail), None
         exact = levels == 0 if levels.any() else None
     else:
-        levels, variance, exact = _given(sigma, signal, missing, axes.channel)
+        levels, variance, exact = levels_in(sigma, signal, missing, axes.channel)
     exact = exact if exact is not None and exact.any() else None
     present = (signal if missing is None else signal[~missing]).reshape(-1, signal.shape[-1])
     spans = np.array([float(range_of(present[:, c])) for c in range(signal.shape[-1])])
@@ -544,24 +542,6 @@ def channels_for(count: int, moments: Callable[[], Array]) -> Array:
     return np.asarray(np.linalg.eigh(moments())[1].T[::-1])
 
 
-def numbers_of(sigma: Any, spatial: tuple[int, ...], channels: int, named: bool, batch: int | None = None) -> Any:
-    """Return the noise of each channel (C,), or of each item and channel (B, C), by a sigma; None for a map of it."""
-    shape = shape_of("sigma", sigma)
-    whole = (channels,) if batch is None else (batch, channels)
-    if shape == ():
-        return np.full(whole, check_number("sigma", sigma, minimum=0, hint=HINT))
-    if (named and shape == (channels,) and shape != spatial) or (batch is not None and shape == whole):
-        levels = check_floats("sigma", on_host(sigma) if is_tensor(sigma) else sigma)
-        _check_levels(levels)
-        return levels if batch is None else np.broadcast_to(levels.astype(np.float64), whole)
-    return None
-
-
-def _check_levels(levels: Array) -> None:
-    if levels.min() < 0:
-        raise InputError(f"sigma: got {levels.min():g}, expected values >= 0, {HINT}")
-
-
 def _estimated(frame: Frame, signal: Array, trail: Trail | None) -> Array:
     """Return the noise of each channel of samples, times the strength that is asked for."""
     from nlflow.denoising.noise.finding.sigma import channel_levels, estimate_sigmas
@@ -571,45 +551,6 @@ def _estimated(frame: Frame, signal: Array, trail: Trail | None) -> Array:
         return np.full(signal.shape[-1], np.asarray(frame.found.model.white_sigma) * strength, np.float64)
     levels = (estimate_sigmas if trail is None else trail.estimate)(signal, frame.missing)
     return channel_levels(levels * strength if strength != 1 else levels)
-
-
-def _given(
-    sigma: Any, signal: Array, missing: Mask | None, channel_axis: int | None
-) -> tuple[Array, Array | None, Mask | None]:
-    """Return the noise of each channel (root mean square), its relative variance where it varies, and where it is 0."""
-    channels, spatial = signal.shape[-1], signal.shape[:-1]
-    numbers = numbers_of(sigma, spatial, channels, channel_axis is not None)
-    if numbers is not None:
-        return numbers, None, numbers == 0 if shape_of("sigma", sigma) else None
-    levels = check_floats("sigma", sigma)
-    _check_levels(levels)
-    if len(spatial) == 3 and levels.shape == spatial[:1]:  # of each slice or frame
-        levels = levels[:, None, None]
-    if levels.ndim == len(spatial) and levels.shape in (spatial, (spatial[0], 1, 1)):
-        levels = np.broadcast_to(levels[..., None], signal.shape)
-    elif channel_axis is not None and levels.ndim == signal.ndim:
-        levels = np.moveaxis(levels, channel_axis, -1)
-    if levels.shape != signal.shape:
-        each = f", ({channels},) for one number a channel" if channel_axis is not None else ""
-        one = f", ({spatial[0]},) for one number a slice or frame" if len(spatial) == 3 else ""
-        raise InputError(
-            f"sigma: got an array of shape {np.shape(sigma)}, expected a number, {spatial} for a map{each}{one}"
-        )
-    present = levels.reshape(-1, channels) if missing is None else levels[~missing]
-    if present.min() == present.max():
-        return present[0].astype(np.float64), None, present[0] == 0
-    squares = (present.astype(np.float64) ** 2).mean(axis=0)
-    relative = np.mean(levels**2 / np.where(squares > 0, squares, 1), axis=-1)
-    if missing is not None:
-        relative = np.where(missing, 1.0, relative)
-    return np.sqrt(squares), np.maximum(relative, LEAST_VARIANCE), levels == 0
-
-
-def _of_channels(sigma: Any, which: Mask, axes: Axes) -> Any:
-    given = () if sigma is None else shape_of("sigma", sigma)
-    if given == (len(which),) and axes.channel is not None and given != axes.spatial:
-        return np.asarray(sigma)[which]
-    return np.compress(which, np.asarray(sigma), axes.channel) if given == axes.shape else sigma
 
 
 def _without_others(

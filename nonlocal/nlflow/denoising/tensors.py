@@ -21,11 +21,9 @@ from nlflow._array import is_tensor, root_mean_square, to_numpy
 from nlflow.backends.memory import Need, free_bytes
 from nlflow.denoising.columns import each_item
 from nlflow.denoising.frame import (
-    LEAST_VARIANCE,
     Frame,
     is_by_pixels,
     live_of,
-    numbers_of,
     units_of,
 )
 from nlflow.denoising.groupwise import Groups, bytes_needed, in_tiles, problem
@@ -42,6 +40,7 @@ from nlflow.denoising.patches import Grouping, TensorFilter
 from nlflow.denoising.patches.lattice import three
 from nlflow.denoising.residual import figures_of, milder
 from nlflow.denoising.runs import EPSILON, Trail, Watch, telling, unrolled, within
+from nlflow.denoising.sigmas import LEAST_VARIANCE, numbers_of
 from nlflow.errors import InputError, check_array, check_memory, check_tensor, warn_caller
 
 Denoise = Callable[..., Any]

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from nlflow._array import root_mean_square, underflowing
 from nlflow.backends.threads import one_loop_thread
-from nlflow.denoising.frame import Frame, Part, Spread, is_by_pixels, live_of, numbers_of, units_of
+from nlflow.denoising.frame import Frame, Part, Spread, is_by_pixels, live_of, units_of
 from nlflow.denoising.given import (
     Known,
     as_given,
@@ -30,6 +30,7 @@ from nlflow.denoising.noise.names import choose_noise
 from nlflow.denoising.options import OPTIONS, Options
 from nlflow.denoising.pixelwise import MOST_STEPS, Pixels, enough
 from nlflow.denoising.residual import Figures, Looked, figures_in, milder, places_of
+from nlflow.denoising.sigmas import numbers_of
 from nlflow.domains.samples import rounded
 from nlflow.errors import InputError, check_memory, checked_call, not_installed, warn_caller
 from nlflow.store.encoding import digest
