@@ -323,6 +323,20 @@ def test_units_do_not_matter(p: float) -> None:
     np.testing.assert_allclose(shifted.u - 1000, found.u, rtol=0, atol=1e-6)
 
 
+@pytest.mark.parametrize("p", [1, 1.2, 1.5])
+def test_a_fidelity_that_is_nothing_beside_differences_or_all_there_is(p: float) -> None:
+    """Then each part of the graph has its mean, and u is f; the value is that of the functional."""
+    part = np.ones((4, 4)) - np.eye(4)
+    k, f = nl.affinity_from_graph(np.kron(np.eye(2), part)), normal((8,), 4)
+    means = np.repeat(f.reshape(2, 4).mean(axis=1), 4)
+    for c, expected in ((1e-100, means), (1e150, f)):
+        e = Ep(k, c * f, 0.3, p)
+        found = e.minimizer()
+        assert found.success, found.message
+        np.testing.assert_allclose(found.u / c, expected, rtol=0, atol=1e-12)
+        assert math.isclose(found.value, e.value(c * expected), rel_tol=1e-9)
+
+
 @pytest.mark.parametrize("p", [1, 1.5])
 def test_single_precision(p: float) -> None:
     f = normal((6, 7, 3), 4).astype(np.float32)

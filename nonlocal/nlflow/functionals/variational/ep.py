@@ -133,7 +133,7 @@ class Ep(Jp):
 
         For 1 < p <= 2 by lagged diffusivity; for p > 2, and for a misfit with p > 1, by Newton's method; for p = 1 by
         the primal-dual method of Chambolle and Pock (doi 10.1007/s10851-010-0251-1). An iteration costs O(edges D)
-        time, and the memory is O(edges D). The minimum is searched in the box of the observed values, which holds it.
+        time, and the memory is O(edges D).
 
         Parameters
         ----------
@@ -183,8 +183,10 @@ class Ep(Jp):
         limit = np.finfo(f.dtype).max * 1e-8
         if not (fidelity < limit).all():
             raise NumericalError("fidelity: overflows in units of the signal's size; use a smaller one")
-        if self.p == 1:
-            rigid = self.affinity.domain.weights.ravel() * fidelity
+        rigid = self.affinity.domain.weights.ravel() * fidelity
+        if (plain := self._plain(scaled, rigid)) is not None:
+            u, value, gap, iterations = *plain, 0.0, 0
+        elif self.p == 1:
             u, value, gap, iterations = self._saddle(scaled, rigid, guess, rtol, maxiter)
         else:
             u, value, gap, iterations = self._p_laplacian(scaled, fidelity, guess, rtol, maxiter)
@@ -229,6 +231,16 @@ class Ep(Jp):
         u = (u.astype(np.float64) * size + shift).reshape(f.shape).astype(f.dtype)
         return CertifiedMinimizer(u, relative, count, success, message, value)
 
+    def _plain(self, f: Floats, rigid: Floats) -> tuple[Floats, float] | None:
+        """Return f, or its mean on each part of the graph, and the value, where that is nothing beside rounding."""
+        floor = self.rounding(rigid, self._observed.dtype if self.p == 1 else np.float64)
+        for u in (f, self.graph.means(f, rigid)):
+            with np.errstate(over="ignore"):
+                value = self.smoothed(self.slopes(u), 0.0) + float(np.sum(rigid[:, None] * (u - f) ** 2)) / 2
+            if value <= floor:
+                return u, value
+        return None
+
     def _saddle(
         self, f: NDArray[Any], rigid: Floats, guess: NDArray[Any] | None, rtol: float, maxiter: int,
         misfit: Misfit | None = None,
@@ -250,7 +262,7 @@ class Ep(Jp):
         floor = self.rounding(self.affinity.domain.weights.ravel() * fidelity, np.float64)
         for count, best in enumerate(reweighted.iterates(self, f, fidelity, guess), start=1):
             if best.value <= floor:  # a minimum of 0, near which no gap is small beside the value
-                return best.u, 0.0, 0.0, count
+                return best.u, best.value, 0.0, count
             if best.gap <= rtol * best.value or count == maxiter:
                 break
         return best.u, best.value, best.gap, count

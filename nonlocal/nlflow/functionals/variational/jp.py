@@ -74,6 +74,16 @@ class Graph:
         edges = len(self)
         return csr_array((np.ones(edges, dtype), np.arange(edges), self.starts), shape=(len(self.starts) - 1, edges))
 
+    def means(self, values: Floats, weights: Floats) -> Floats:
+        """Return the mean of values (N, D) over each connected part, 0 where it has no weight."""
+        from scipy.sparse.csgraph import connected_components
+
+        count, part = connected_components(self._sparse, directed=False)
+        weights = weights / weights.max()
+        total = np.bincount(part, weights, minlength=count)
+        sums = np.stack([np.bincount(part, weights * v, minlength=count) for v in values.T], axis=1)
+        return np.asarray((sums / np.where(total > 0, total, 1.0)[:, None])[part])
+
     def over_edges(self, values: Floats) -> Floats:
         """Return (v_i + v_j) / 2 for each edge."""
         return np.asarray((np.repeat(values, np.diff(self.starts)) + values[self.ends]) / 2)

@@ -126,7 +126,7 @@ def minimize(problem: Problem, start: Floats | None, rtol: float, maxiter: int) 
     best: Found | None = None
     at_f = problem.value(problem.f, 0.0)
     if at_f <= float(np.finfo(np.float64).eps) ** problem.misfit.degree * float(problem.rigid.sum()):
-        return problem.f, 0.0, 0.0, 0  # a minimum of 0, near which no gap is small beside the value
+        return problem.f, at_f, 0.0, 0  # a minimum of 0, near which no gap is small beside the value
     for count, found in enumerate(iterates(problem, start), start=1):
         if best is None or found.gap < best.gap:
             best = found

@@ -63,7 +63,7 @@ def minimize(
             iteration.step()
         iteration.certify()
         if saddle.value <= floor:  # a minimum of 0, near which no gap is small beside the value
-            saddle.value = saddle.gap = 0.0
+            saddle.gap = 0.0
         if saddle.gap <= rtol * saddle.value:
             break
         if saddle.iterations >= due:
