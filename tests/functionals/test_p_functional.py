@@ -337,6 +337,20 @@ def test_a_fidelity_that_is_nothing_beside_differences_or_all_there_is(p: float)
         assert math.isclose(found.value, e.value(c * expected), rel_tol=1e-9)
 
 
+@pytest.mark.parametrize("misfit", [nl.L1(), nl.Huber(0.5), nl.KullbackLeibler()])
+def test_a_misfit_that_is_nothing_beside_differences_is_solved_or_told(misfit: Any) -> None:
+    f = np.abs(normal((8,), 4)) + 0.1
+    k = nl.affinity_from_graph(np.ones((8, 8)) - np.eye(8))
+    e = Ep(k, f, 1e-30, 1, misfit=misfit)
+    found = e.minimizer(maxiter=500)
+    best = min(e.value(np.full(8, c)) for c in (*f, f.mean()))
+    assert not found.success or found.value <= best * (1 + 1e-9)
+    assert math.isclose(found.value, e.value(found.u), rel_tol=1e-9)
+    strong = Ep(k, f, 1e100, 1, misfit=misfit).minimizer()
+    assert np.array_equal(strong.u, f)
+    assert math.isclose(strong.value, Jp(k, 1).value(f), rel_tol=1e-12)
+
+
 @pytest.mark.parametrize("p", [1, 1.5])
 def test_single_precision(p: float) -> None:
     f = normal((6, 7, 3), 4).astype(np.float32)

@@ -184,10 +184,10 @@ class Ep(Jp):
         if not (fidelity < limit).all():
             raise NumericalError("fidelity: overflows in units of the signal's size; use a smaller one")
         rigid = self.affinity.domain.weights.ravel() * fidelity
-        if (plain := self._plain(scaled, rigid)) is not None:
-            u, value, gap, iterations = *plain, 0.0, 0
-        elif self.p == 1:
+        if self.p == 1:
             u, value, gap, iterations = self._saddle(scaled, rigid, guess, rtol, maxiter)
+        elif (plain := self.plain(scaled, rigid, Squares(), np.float64)) is not None:
+            u, value, gap, iterations = *plain, 0.0, 0
         else:
             u, value, gap, iterations = self._p_laplacian(scaled, fidelity, guess, rtol, maxiter)
         relative = gap / value if value > 0 else 0.0
@@ -199,7 +199,8 @@ class Ep(Jp):
             value *= size**self.p
         except OverflowError:
             value = math.inf
-        u = (u.astype(np.float64) * size + shift).reshape(f.shape).astype(f.dtype)
+        u = np.where(known[:, None] & (u == scaled), flat, u.astype(np.float64) * size + shift)
+        u = u.reshape(f.shape).astype(f.dtype)
         return CertifiedMinimizer(u, relative, iterations, success, message, value)
 
     def _with_misfit(
@@ -228,18 +229,9 @@ class Ep(Jp):
         exponent = top + misfit.degree * math.log(size)
         exponent += math.log(value) if value > 0 else -math.inf
         value = math.exp(exponent) if exponent < math.log(sys.float_info.max) else math.inf
-        u = (u.astype(np.float64) * size + shift).reshape(f.shape).astype(f.dtype)
+        u = np.where(known[:, None] & (u == scaled), flat, u.astype(np.float64) * size + shift)
+        u = u.reshape(f.shape).astype(f.dtype)
         return CertifiedMinimizer(u, relative, count, success, message, value)
-
-    def _plain(self, f: Floats, rigid: Floats) -> tuple[Floats, float] | None:
-        """Return f, or its mean on each part of the graph, and the value, where that is nothing beside rounding."""
-        floor = self.rounding(rigid, self._observed.dtype if self.p == 1 else np.float64)
-        for u in (f, self.graph.means(f, rigid)):
-            with np.errstate(over="ignore"):
-                value = self.smoothed(self.slopes(u), 0.0) + float(np.sum(rigid[:, None] * (u - f) ** 2)) / 2
-            if value <= floor:
-                return u, value
-        return None
 
     def _saddle(
         self, f: NDArray[Any], rigid: Floats, guess: NDArray[Any] | None, rtol: float, maxiter: int,

@@ -14,6 +14,7 @@ from nlflow.affinities import Affinity, SparseAffinity
 from nlflow.affinities.checks import check_affinity
 from nlflow.domains import Domain
 from nlflow.errors import InputError, NumericalError, all_digits, check_number
+from nlflow.functionals.misfits import KullbackLeibler, Misfit, Squares
 
 
 def edge_loop(name: str, dtype: Any = np.float64) -> Any:
@@ -182,6 +183,17 @@ class Jp:
         eps = float(np.finfo(dtype).eps)
         steepest = np.sqrt(self.graph.degree / self.measure) if self.isotropic else np.ones(len(self.graph))
         return self.smoothed(eps * steepest, 0.0) + eps * eps * float(rigid.sum()) / 2
+
+    def plain(self, f: Floats, rigid: Floats, misfit: Misfit, dtype: Any) -> tuple[Floats, float] | None:
+        """Return f, or its mean on each part of the graph, and the value, where that is nothing beside rounding."""
+        floor, known = self.rounding(rigid, dtype), rigid[:, None] > 0
+        for u in (f, self.graph.means(f, rigid)):
+            with np.errstate(over="ignore"):
+                terms = np.where(known, rigid[:, None] * misfit.value(u, f), 0.0)
+                value = self.smoothed(self.slopes(u), 0.0) + float(np.sum(terms))
+            if value <= (floor if u is f or isinstance(misfit, Squares | KullbackLeibler) else 0.0):  # the mean is best
+                return u, value
+        return None
 
     def lagged(self, slopes: Floats, smoothing: float) -> Floats:
         """Return the factors (x^2 + smoothing^2)^((p - 2)/2) of the quadratic J that touches J_p from above at x."""

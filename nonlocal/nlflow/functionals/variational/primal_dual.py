@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from nlflow._array import Floats
 from nlflow.errors import check_memory
-from nlflow.functionals.misfits import Misfit
+from nlflow.functionals.misfits import Misfit, Squares
 from nlflow.functionals.variational.certificate import bounding_box, fidelity_slack, misfit_slack
 from nlflow.functionals.variational.jp import Jp, edge_loop
 
@@ -56,14 +56,15 @@ def minimize(
     )
     make = _Iteration if misfit is None else partial(_Proximal, misfit)
     iteration = make(jp, f, rigid, start, dual)
-    saddle, floor = iteration.saddle, jp.rounding(rigid, f.dtype)
+    saddle = iteration.saddle
+    if (plain := jp.plain(f, rigid, misfit or Squares(), f.dtype)) is not None:  # no gap is small beside the value
+        saddle.u, saddle.value, saddle.gap = plain[0].astype(f.dtype), plain[1], 0.0
+        return saddle
     due = _EVERY
     while saddle.iterations < maxiter:
         for _ in range(min(_EVERY, maxiter - saddle.iterations)):
             iteration.step()
         iteration.certify()
-        if saddle.value <= floor:  # a minimum of 0, near which no gap is small beside the value
-            saddle.gap = 0.0
         if saddle.gap <= rtol * saddle.value:
             break
         if saddle.iterations >= due:
