@@ -283,6 +283,13 @@ class Wrong(RadialKernel):
         return np.log(1 - np.sqrt(squared))
 
 
+def test_a_comparison_with_a_multiple_that_is_infinite() -> None:
+    k = nl.Formula("exp(-r)*where(r/(1-1) >= 1, 0.5, 1)")
+    np.testing.assert_allclose(
+        np.exp(k.log_matrix(np.zeros((1, 1)), np.array([[1.0], [2.0]]))), [[0.5 * math.exp(-1), 0.5 * math.exp(-2)]]
+    )
+
+
 def test_a_formula_that_is_not_compiled_becomes_a_matrix_and_says_so() -> None:
     x = np.random.default_rng(0).random((20, 2))
     p = nl.affinity(Cosine(), nl.Points(x))

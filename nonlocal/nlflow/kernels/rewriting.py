@@ -257,7 +257,7 @@ def _comparison(operation: str) -> Callable[[Expression, Expression], Expression
             if not there.is_number or isinstance(there.value, float):
                 continue
             inner, first, least = None, here.terms[0] if here.terms else here, there.value
-            if here.operation == "multiply" and here.terms[1].is_number and here.terms[1].value > 0:
+            if here.operation == "multiply" and here.terms[1].is_number and 0 < here.terms[1].value < math.inf:
                 inner, least = first, there.value / Fraction(here.terms[1].value)
             elif here.operation == "power" and here.value == Fraction(1, 2) and least >= 0 and first.nonnegative:
                 inner, least = first, least**2
