@@ -238,7 +238,7 @@ class FractionalLaplacian:
         ----------
         u : array of shape ``domain.shape`` or ``domain.shape + (D,)``
         exterior : float or array of shape ``grid.shape``
-            u outside the domain; an array is followed by 0 beyond the grid.
+            u outside the domain; an array, where nodes of the grid are outside, is followed by 0 beyond the grid.
 
         Raises
         ------
