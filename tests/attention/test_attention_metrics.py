@@ -137,6 +137,21 @@ def test_tokens_that_do_not_move_have_no_direction() -> None:
     assert np.isnan(gradient_cosine(v, v, v)).all()
 
 
+@pytest.mark.parametrize("kind", ["numpy", "torch"])
+def test_averages_of_tokens_that_do_not_count_may_be_nan(kind: str) -> None:
+    a, b, v = heads()
+    squares = (a @ (v**2).sum(-1)[..., None])[..., 0]
+    inside = np.ones((3, 7), bool)
+    inside[:, 5:] = False
+    give = torch.from_numpy if kind == "torch" else np.asarray
+    parts = [v, a @ v, squares, b @ v]
+    spoiled = [np.where(inside[..., None] if part.ndim == 3 else inside, part, np.nan) for part in parts]
+    (v1, a1, s1, b1), (v2, a2, s2, b2) = ([give(part) for part in several] for several in (parts, spoiled))
+    mask = give(inside)
+    np.testing.assert_array_equal(energy_per_token(v2, a2, s2, mask=mask), energy_per_token(v1, a1, s1, mask=mask))
+    np.testing.assert_array_equal(gradient_cosine(v2, a2, b2, mask=mask), gradient_cosine(v1, a1, b1, mask=mask))
+
+
 def test_redundancy() -> None:
     a, b, _ = heads()
     expected = [np.sum(x * y) / np.linalg.norm(x) / np.linalg.norm(y) for x, y in zip(a, b, strict=True)]

@@ -18,6 +18,8 @@ pytest.importorskip("transformers")
 
 from nlflow.attention import SurveyedState, attach, probe, survey  # noqa: E402
 from nlflow.attention.probing.survey import growth_of  # noqa: E402
+from nlflow.attention.probing.trace import Layer  # noqa: E402
+from nlflow.attention.probing.weights import matrices_of, without_padding  # noqa: E402
 from nlflow.plotting import survey_figure  # noqa: E402
 from tests.transformer_models import build as known  # noqa: E402
 
@@ -170,6 +172,26 @@ def test_padding_may_be_nan(model: Any) -> None:
         found = survey(model, [given]).rows()[-1]
     for name in ("cosine", "rank", "isotropy"):
         assert found[name] == expected[name]
+    # Queries of the last layer: NaN stays at padding, where a row sees nothing, say.
+    with list(model.encoder.layer)[-1].attention.self.query.register_forward_hook(spoil):
+        found = survey(model, [given]).rows()[-1]
+    for name in ("cosine", "rank", "isotropy", "J", "gradient", "share"):
+        assert found[name] == pytest.approx(expected[name], rel=1e-6)
+
+
+def test_padding_of_keys_and_values_may_be_nan() -> None:
+    q, k, v = torch.randn(3, 2, 2, 5, 4, generator=torch.Generator().manual_seed(1))
+    tokens = torch.ones(2, 5, dtype=torch.bool)
+    tokens[0, 3:] = False
+    spoiled = [part.masked_fill(~tokens[:, None, :, None], torch.nan) for part in (q, k, v)]
+
+    def found(parts: Any) -> Any:
+        layer = Layer("layer", "encoder", False, 0.5, "softmax", *parts, None, tokens)
+        place = (slice(None), slice(None))
+        return matrices_of(layer, place) @ without_padding(layer, place, layer.v)
+
+    rows = tokens[:, None].expand(2, 2, 5)
+    np.testing.assert_array_equal(found(spoiled)[rows], found([q, k, v])[rows])
 
 
 def test_few_inputs_have_no_errors(model: Any) -> None:

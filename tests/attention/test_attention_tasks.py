@@ -17,7 +17,7 @@ from tests.transformer_models import BODY, TEXT, build, inputs, output, torch, t
 
 from nlflow.attention import Classification, TokenAccuracy, WordErrors, attach, detach, masked_tokens, report  # isort: skip
 from nlflow.attention.sweeping.intervals import paired_differences  # isort: skip
-from nlflow.attention.sweeping.tasks import word_errors  # isort: skip
+from nlflow.attention.sweeping.tasks import pooled, word_errors  # isort: skip
 
 
 class Features(torch.nn.Module):
@@ -35,6 +35,19 @@ def _classes(count: int = 60) -> tuple[Any, Any]:
     rng = np.random.default_rng(0)
     labels = rng.integers(0, 3, count)
     return torch.from_numpy(rng.normal(size=(count, 5)) + 1.2 * np.eye(5)[labels]), labels
+
+
+@pytest.mark.parametrize("behind", [True, False])
+@pytest.mark.parametrize("spoil", [torch.nan, torch.inf, 7.0])
+def test_padding_has_no_part_in_what_is_pooled(behind: bool, spoil: float) -> None:
+    states, mask = torch.randn(2, 4, 3), torch.tensor([[1, 1, 1, 0], [1, 1, 0, 0]])
+    mask = mask if behind else mask.flip(1)
+    spoiled = states.masked_fill(mask[..., None] == 0, spoil)
+    kept = [one[inside == 1] for one, inside in zip(states, mask, strict=True)]
+    expected = {"mean": [one.mean(dim=0) for one in kept], "first": [one[0] for one in kept]}
+    expected["last"] = [one[-1] for one in kept]
+    for pooling, rows in expected.items():
+        torch.testing.assert_close(pooled(spoiled, mask, pooling), torch.stack(rows))
 
 
 def test_neighbours_are_those_of_a_loop() -> None:

@@ -118,8 +118,8 @@ def energy_per_token(v: Any, average: Any, average_of_squares: Any, *, mask: Any
         When squares of the values overflow.
     """
     values, counted, xp = _tokens(v, mask, "v")
-    mean = _alike("average", average, values.shape)
-    squares = _alike("average_of_squares", average_of_squares, values.shape[:-1])
+    mean = _alike("average", average, values.shape, mask)
+    squares = _alike("average_of_squares", average_of_squares, values.shape[:-1], mask)
     with np.errstate(over="ignore", invalid="ignore"):  # the result is checked below
         per_token = xp.vecdot(values, values - 2 * mean) + squares
         count = xp.sum(counted, axis=-1)
@@ -142,7 +142,7 @@ def gradient_cosine(v: Any, average: Any, symmetric_average: Any, *, mask: Any =
     """
     values, counted, xp = _tokens(v, mask, "v")
     given = {"average": average, "symmetric_average": symmetric_average}
-    averages = [_alike(name, array, values.shape) for name, array in given.items()]
+    averages = [_alike(name, array, values.shape, mask) for name, array in given.items()]
     unit = _unit(xp, xp.concat([values, *averages], axis=-1), axis=-1)
     values = values / unit
     ways = [values - array / unit for array in averages]
@@ -157,7 +157,7 @@ def gradient_cosine(v: Any, average: Any, symmetric_average: Any, *, mask: Any =
 def head_redundancy(matrix: Any, following: Any) -> Array:
     """Return the cosine <A, B> / (|A| |B|) of attention matrices (..., N, N) (arXiv 2312.00751, appendix G.2)."""
     first, _, xp = _tokens(matrix, None, "matrix")
-    second = _alike("following", following, first.shape)
+    second = _alike("following", following, first.shape, None)
     first, second = first / _unit(xp, first), second / _unit(xp, second)
     sizes = xp.sum(first**2, axis=(-2, -1)) * xp.sum(second**2, axis=(-2, -1))
     return _ratio(xp, xp.sum(first * second, axis=(-2, -1)), xp.sqrt(sizes))
@@ -196,13 +196,14 @@ def _tokens(x: Any, mask: Any, name: str = "x") -> tuple[Array, Array, Any]:
 
 
 def _without_others(x: Any, mask: Any) -> Any:
-    """Return tokens with 0 for those that do not count: they may be NaN, as padding in some models."""
-    shape, fits = getattr(x, "shape", ()), getattr(mask, "shape", None)
-    if fits is None or str(mask.dtype).split(".")[-1] != "bool" or tuple(fits) != tuple(shape[:-1]):
+    """Return what tokens have with 0 for those that do not count: they may be NaN, as padding in some models."""
+    shape, fits = tuple(getattr(x, "shape", ())), getattr(mask, "shape", None)
+    if fits is None or str(mask.dtype).split(".")[-1] != "bool" or tuple(fits) not in (shape, shape[:-1]):
         return x
+    others = ~mask if tuple(fits) == shape else ~mask[..., None]
     if is_numpy(x):
-        return np.where(np.asarray(mask)[..., None], x, 0)
-    return x.masked_fill(~mask[..., None], 0) if is_tensor(x) and is_tensor(mask) else x
+        return np.where(np.asarray(others), 0, x)
+    return x.masked_fill(others, 0) if is_tensor(x) and is_tensor(mask) else x
 
 
 def _precision(xp: Any, value: Any) -> float:
@@ -210,8 +211,8 @@ def _precision(xp: Any, value: Any) -> float:
     return float(xp.finfo(xp.float32 if single else xp.float64).eps)
 
 
-def _alike(name: str, value: Any, shape: tuple[int, ...]) -> Array:
-    array, _ = _finite(name, value)
+def _alike(name: str, value: Any, shape: tuple[int, ...], mask: Any) -> Array:
+    array, _ = _finite(name, _without_others(value, mask))
     if tuple(array.shape) != tuple(shape):
         raise InputError(f"{name}: got shape {tuple(array.shape)}, expected {tuple(shape)}")
     return array

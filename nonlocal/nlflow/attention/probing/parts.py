@@ -32,7 +32,7 @@ from nlflow.attention.injection.weights import UnknownError
 from nlflow.attention.probing.branches import ATTENTION, CROSS, MLP, NORM, Seen, Step
 from nlflow.attention.probing.operators import Norm, Operator, Projected, norm_of, operator_of
 from nlflow.attention.probing.trace import Layer
-from nlflow.attention.probing.weights import Place, bias_of, matrices_of
+from nlflow.attention.probing.weights import Place, bias_of, matrices_of, without_padding
 from nlflow.attention.terms.neutreno import wide
 
 Floats = NDArray[np.float64]
@@ -52,6 +52,7 @@ _OFF, _ROUNDINGS = 1e-3, 8  # of the largest value: what comes to W_O is somethi
 _ROWS = 8  # of each head that are compared
 _LARGE = 128  # rows of a Gram matrix from which computing half of it pays for its calls
 _TINY = 1e-30
+_ALL = (slice(None), slice(None))
 
 
 @dataclass(frozen=True, eq=False)
@@ -397,7 +398,9 @@ class _Corners:
             raise UnknownError("attention gets tokens in another arrangement than that of the state (windows)")
         operator = operator_of(one, one.taken, state, added, walk.seen)
         n = operator.normed(state)
-        traces, v = operator.traces.to(n.dtype), layer.v.to(n.dtype)
+        if layer.padded:
+            n = n.masked_fill(~layer.tokens[..., None], 0.0)  # as it may be NaN there
+        traces, v = operator.traces.to(n.dtype), without_padding(layer, _ALL, layer.v).to(n.dtype)
         null = _Moved.of(layer, n, walk.few.rows, walk.generator) if walk.nulls else None
         averaged, whole = _averages(layer, n, traces, walk.seen, null)
         course = walk.course
@@ -441,7 +444,7 @@ class _Moved:
     @classmethod
     def of(cls, layer: Layer, n: Tensor, rows: Tensor, generator: torch.Generator) -> _Moved:
         few = layer.of(rows)
-        n, v = n[rows], few.v.to(n.dtype)
+        n, v = n[rows], without_padding(few, _ALL, few.v).to(n.dtype)
         order = _shuffled(few.tokens, generator)
         return cls(few, rows, n, v, order, not _free(few), torch.empty_like(n), torch.empty_like(v))
 
@@ -462,7 +465,7 @@ class _Moved:
         return here, matrices if len(local) == len(matrices) else matrices[local]
 
     def compute(self, traces: Tensor) -> None:
-        keys = _taken_in(self.layer.k, self.order)
+        keys = _taken_in(without_padding(self.layer, _ALL, self.layer.k), self.order)
         for items, places in _places(self.layer):
             total = self.n.new_zeros(())
             for place in places:
@@ -482,7 +485,7 @@ def _free(layer: Layer) -> bool:
 
 def _averages(layer: Layer, n: Tensor, traces: Tensor, seen: Projected, null: _Moved | None) -> tuple[Tensor, Tensor]:
     """Return sum_h w_h P_h n, (B, N, D), and P_h v, (B, H, N, d); those of the null are put into it."""
-    v = layer.v.to(n.dtype)
+    v = without_padding(layer, _ALL, layer.v).to(n.dtype)
     shown = _shown(seen, v)
     averaged, whole = torch.empty_like(n), torch.empty_like(v) if shown is None else shown.to(v.dtype)
     shared = None if null is None or null.again else null

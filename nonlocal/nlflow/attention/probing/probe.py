@@ -22,9 +22,8 @@ from nlflow.attention.probing.branches import Seen, watching
 from nlflow.attention.probing.columns import measures
 from nlflow.attention.probing.recording import Take, kept_by_tokens, recording, rows_of_sink, taking
 from nlflow.attention.probing.trace import Layer, LayerTrace
-from nlflow.attention.probing.weights import bias_of, logarithms_of
+from nlflow.attention.probing.weights import bias_of, logarithms_of, without_padding
 from nlflow.attention.terms.averages import repeated, seen
-from nlflow.attention.terms.neutreno import wide
 from nlflow.attention.threads import evaluating, using
 from nlflow.errors import InputError, check_memory, checked_call, warn_caller
 
@@ -357,7 +356,7 @@ class Averages:
 
 
 def _of_some(layer: Layer, place: tuple[slice, slice]) -> dict[str, Tensor]:
-    q, k, v = (wide(part[place]) for part in (layer.q, layer.k, layer.v))
+    q, k, v = (without_padding(layer, place, part) for part in (layer.q, layer.k, layer.v))
     tokens = layer.tokens[place[0], None].expand(q.shape[:-1])
     padded = layer.padded and not bool(tokens.all())
     counted = tokens.to(v.dtype)[..., None]

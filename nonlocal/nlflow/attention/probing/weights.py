@@ -33,6 +33,12 @@ def bias_of(layer: Layer, place: Place) -> Tensor | None:
     return bias
 
 
+def without_padding(layer: Layer, place: Place, part: Tensor) -> Tensor:
+    """Return queries, keys or values with 0 at padding, where some models have NaN that a weight of 0 would spread."""
+    part = wide(part[place])
+    return part.masked_fill(~layer.tokens[place[0], None, :, None], 0.0) if layer.padded else part
+
+
 def logarithms_of(layer: Layer, q: Tensor, k: Tensor, bias: Tensor | None) -> Tensor:
     """Capped log k, biased."""
     found = capped(log_affinity(q, k, layer.kernel, layer.scaling), layer.softcap)
@@ -41,7 +47,7 @@ def logarithms_of(layer: Layer, q: Tensor, k: Tensor, bias: Tensor | None) -> Te
 
 def matrices_of(layer: Layer, place: Place, k: Tensor | None = None) -> Tensor:
     """P, with sinks."""
-    keys = layer.k[place] if k is None else k
-    logarithms = logarithms_of(layer, wide(layer.q[place]), wide(keys), bias_of(layer, place))
+    keys = without_padding(layer, place, layer.k) if k is None else wide(k)
+    logarithms = logarithms_of(layer, without_padding(layer, place, layer.q), keys, bias_of(layer, place))
     weights = logarithms.softmax(-1)
     return weights if layer.sink is None else weights * kept_by_tokens(logarithms, layer.sink[place])
