@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nlflow._array import Floats, check_untracked, to_numpy, underflowing
+from nlflow._array import Floats, check_untracked, is_tensor, to_numpy, underflowing
 from nlflow.affinities.base import Affinity
 from nlflow.affinities.graph import Sparse, check_labels, check_undamaged
 from nlflow.affinities.sparse import SparseAffinity
@@ -196,7 +196,7 @@ def _plain(name: str, value: Any) -> NDArray[Any]:
     """Return an array, a tensor or a sequence as a NumPy array of any dtype."""
     if isinstance(value, np.ma.MaskedArray):
         raise InputError(f"{name}: got a masked array, expected a plain one; fill it")
-    if from_package(value, "torch"):
+    if is_tensor(value):
         if not hasattr(value, "layout") or "sparse" in str(value.layout):
             raise InputError(
                 f"{name}: got a torch tensor of layout {getattr(value, 'layout', None)}, expected a dense one or an "

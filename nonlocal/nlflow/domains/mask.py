@@ -110,8 +110,7 @@ class Sight:
     def _place(self, present: Array, leading: tuple[int, ...]) -> Array | None:
         check_present(present, leading, self._count)
         xp = self._xp
-        own = type(present).__module__.split(".")[0] == "torch"
-        host = present.cpu().numpy() if own and xp.__name__.endswith("numpy") else present
+        host = present.cpu().numpy() if is_tensor(present) and xp.__name__.endswith("numpy") else present
         result = xp.asarray(host, device=self._device)
         nobody = ~xp.any(result, axis=-1)
         if bool(xp.any(nobody)):

@@ -164,7 +164,7 @@ class PoissonClassifier(GraphClassifier):
     label_distributions_ : array of shape (N, C)
         Scores, which are no probabilities: they sum to 0.
     spread_ : float
-        Root mean square of the scores of samples without a ``class_prior``, the unit of `predict_proba`.
+        Root mean square of the scores of reached samples, before ``class_shifts_``; the unit of `predict_proba`.
 
     Examples
     --------

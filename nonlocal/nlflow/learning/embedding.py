@@ -37,6 +37,7 @@ class DiffusionMap(TransformerMixin, PointEstimator):
     Parameters
     ----------
     n_components : int
+        At most N - 2.
     affinity : {'rbf', 'knn', 'precomputed'}, RadialKernel or callable
         As for `LabelSpreading`, with k(x, x) = 1 among the weights ('precomputed' ones and those of a function are
         taken as they are).

@@ -230,6 +230,7 @@ def log_evidence(affinity: Affinity, labelled: Any, values: Any, *, fidelity: fl
     affinity : Affinity
         Symmetric and connected.
     labelled : array of int of shape (M,)
+        At least 3 nodes, each once.
     values : array of shape (M,) or (M, D)
         Columns are fields of their own, with one s^2.
     fidelity : float
