@@ -79,6 +79,7 @@ def test_kernels(name: str) -> None:
 
 
 AFFINITIES: dict[str, Callable[[], Affinity]] = {
+    "graph with a node that sees nobody": lambda: nl.affinity_from_graph(np.diag(np.ones(4), 1)),
     "DenseAffinity": lambda: DENSE,
     "PairwiseAffinity": lambda: nl.affinity(nl.Gaussian(width=1.0), nl.Points(X), method="pairwise"),
     "NeighbourAffinity": lambda: nl.affinity(nl.Gaussian(width=1.0), nl.Points(X), method="sparse"),
