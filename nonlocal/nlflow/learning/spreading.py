@@ -40,8 +40,8 @@ class LabelSpreading(ProbabilisticClassifier):
         farthest of them (Zelnik-Manor and Perona 2004). 'rbf' or a kernel: exp(-gamma |x - y|^2), or that kernel,
         between all pairs. 'precomputed': weights (N, N) given as X. A function of two sets of points (N, d) and (M, d)
         returns weights (N, M), of which the mean of both directions is taken. An affinity of the samples has W_ij = w_i
-        w_j k_ij; X says only how many there are. The diagonal of W has no part, but in an affinity that is neither a
-        matrix nor a graph.
+        w_j k_ij; X says only how many there are. The diagonal of W has no part, but in an affinity whose ``method`` is
+        neither 'dense' nor 'sparse'.
     gamma : float or None
         Of 'rbf'; None takes the width of the steepest slope of `choose_width`.
     n_neighbors : int or None
