@@ -83,8 +83,8 @@ class SphereFlow(Flow):
     - ``none``: k_ij / N;
     - ``sinkhorn``: the doubly stochastic matrix exp(f_i + g_j) k_ij / N (Sinkformers, arXiv 2110.11773).
 
-    Where W_Q W_K^T = B is symmetric, W_V = c B and nothing is masked, the flow descends `energy`. O(N^2 d) time and
-    O(N d) memory for a velocity, O(N^2) with ``sinkhorn``.
+    Where beta > 0, W_Q W_K^T = B is symmetric, W_V = c B /= 0 and nothing is masked, the flow descends `energy`.
+    O(N^2 d) time and O(N d) memory for a velocity, O(N^2) with ``sinkhorn``.
 
     Parameters
     ----------

@@ -362,8 +362,8 @@ class WaveExponential(Integrator):
         S = exp(-gamma t / 2) sin(omega t) / omega,    R = integral of S from 0 to t
 
     By a transform where `Exponential` takes one and the density is one number, else by Chebyshev expansions, about
-    t omega_max / 2 averages. A source or a constraint that depends on time, a reaction, and a damping that differs
-    between nodes are refused.
+    t omega_max / 2 averages. A source or a constraint that depends on time, a reaction, and a damping for each
+    node are refused.
 
     Parameters
     ----------
