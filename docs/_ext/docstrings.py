@@ -19,8 +19,8 @@ def own_members(module: str, name: str) -> tuple[list[str], list[str]]:
     properties, functions = [], []
     for member in sorted(vars_of(cls)):
         value = inspect.getattr_static(cls, member)
-        if member.startswith("_") or not getattr(value, "__doc__", None):
-            continue
+        if member.startswith("_") or not any(getattr(vars(base).get(member), "__doc__", None) for base in cls.__mro__):
+            continue  # an override has the docstring of what it overrides
         if isinstance(value, property | functools.cached_property):
             properties.append(member)
         elif isinstance(value, staticmethod | classmethod) or inspect.isfunction(value):

@@ -111,7 +111,6 @@ def _bytes_of(letter: str) -> str:
 
 
 def command(*words: object) -> str:
-    """Quote a command."""
     return " ".join(map(quoted, words))
 
 
@@ -186,7 +185,6 @@ def listed(values: Iterable[object], most: int = 5, form: str = "") -> str:
 
 
 def all_digits(value: float) -> str:
-    """Write all digits."""
     return repr(float(value)).removesuffix(".0")
 
 
@@ -200,7 +198,6 @@ def install_command(extra: str) -> str:
 
 
 def not_installed(what: str, package: str, extra: str, otherwise: str = "") -> MissingPackageError:
-    """Return a `MissingPackageError`."""
     return MissingPackageError(f"{what} needs {package}, which is not installed; {install_command(extra)}{otherwise}")
 
 
@@ -306,7 +303,6 @@ def check_number(
 
 
 def check_integer(name: str, value: Any, *, minimum: int | None = None, odd: bool = False, hint: str = "") -> int:
-    """Return an int."""
     check_detached(name, value)
     words = f"expected an {'odd ' if odd else ''}integer" + (f" >= {minimum}" if minimum is not None else "")
     tail = f"; {hint}" if hint else ""
@@ -339,7 +335,6 @@ def check_choice(name: str, value: Any, choices: tuple[str, ...]) -> str:
 
 
 def check_generator(rng: Any) -> np.random.Generator:
-    """Return a generator."""
     check_detached("rng", rng)
     try:
         return np.random.default_rng(rng)
@@ -448,7 +443,6 @@ def check_filled(name: str, tensor: Any) -> None:
 
 
 def check_dense(name: str, tensor: Any) -> None:
-    """Refuse other layouts."""
     if tensor.is_nested:
         raise InputError(
             f"{name}: got a nested tensor, expected one of a single shape; pad it (torch.nested.to_padded_tensor) and "
@@ -528,14 +522,12 @@ def check_memory(what: str, needed: int, remedy: str, limit: float | None = None
 
 
 def check_flag(name: str, value: Any) -> bool:
-    """Return a bool."""
     if not isinstance(value, bool | np.bool_):
         raise InputError(f"{name}: got {_shown(value)}, expected True or False")
     return bool(value)
 
 
 def check_path(name: str, value: Any) -> Path:
-    """Return a path."""
     path = os.fspath(value) if isinstance(value, str | os.PathLike) else None
     try:
         fits = isinstance(path, str) and len(path) > 0 and max(len(os.fsencode(p)) for p in path.split("/")) <= _NAME
@@ -547,5 +539,4 @@ def check_path(name: str, value: Any) -> Path:
 
 
 def file_error(path: Path, got: str, expected: str, remedy: str) -> FileFormatError:
-    """Return a `FileFormatError`."""
     return FileFormatError(f"{path}: got {got}, expected {expected}; {remedy}")

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import re
 import runpy
 import subprocess
 import sys
 import tomllib
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +74,20 @@ def test_the_reference_has_every_public_name(module: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(listed()))
 def test_what_the_reference_lists_is_documented(name: str) -> None:
-    assert resolved(name).__doc__
+    listed = resolved(name)
+    assert listed.__doc__
+    if not inspect.isclass(listed):
+        return
+    ours = [base for base in listed.__mro__ if base.__module__.startswith("nlflow")]
+    fields = {name for base in ours for name in inspect.get_annotations(base)}  # stand under Attributes
+    members = {name for base in ours for name, value in vars(base).items() if is_code(value) and name[0] != "_"}
+    texts = {name: [vars(base)[name].__doc__ for base in ours if name in vars(base)] for name in members - fields}
+    bare = sorted(name for name, found in texts.items() if not any(found))
+    assert bare == []
+
+
+def is_code(value: object) -> bool:
+    return isinstance(value, property | cached_property | classmethod | staticmethod) or inspect.isfunction(value)
 
 
 @pytest.mark.slow

@@ -377,7 +377,7 @@ class Affinity(ABC):
         return float(np.abs(sums / totals[:, None] + middle - average[rows]).max()) / size
 
     def scaled(self, factor: float) -> Self:
-        """Of factor * k."""
+        """Return the affinity of factor * k, which shares all data."""
         factor = check_number("factor", factor, minimum=0, strict=True)
         result = copy.copy(self)
         result._log_scale = self._log_scale + math.log(factor)
@@ -575,7 +575,7 @@ class Affinity(ABC):
 
     @property
     def whole_shape(self) -> tuple[int, ...]:
-        """Over all processes."""
+        """The shape of the nodes of all processes."""
         return self.domain.shape
 
     def whole(self, u: Array) -> NDArray[Any]:

@@ -30,7 +30,6 @@ class BatchAffinity(Affinity):
 
     @property
     def tracked(self) -> bool:
-        """See `Affinity.tracked`."""
         return any(item.tracked for item in self._items)
 
     def _each(self, u: Array) -> Iterator[tuple[Affinity, Array]]:

@@ -38,12 +38,10 @@ class Blocks(Domain):
 
     @property
     def nodes(self) -> Floats:
-        """(N, 2)."""
         return np.stack([i.ravel() for i in np.indices(self.shape)], axis=1).astype(np.float64)
 
     @property
     def weights(self) -> Floats:
-        """(G, n)."""
         return np.ones(self.shape) if self._weights is None else self._weights
 
 
@@ -105,7 +103,6 @@ class BlockAffinity(Affinity):
         return np.zeros(self.domain.shape) if self._zeros is None else self._zeros
 
     def known_spectrum(self) -> Floats | None:
-        """See `Affinity.known_spectrum`."""
         groups, members = self.domain.shape
         return np.array([1.0] + [1.0] * (groups > 1) + [0.0] * (members > 1))
 

@@ -84,7 +84,6 @@ class Pairs:
 
     @property
     def options(self) -> dict[str, Any]:
-        """Of approximate methods."""
         return {"rtol": self.asked.rtol or _DEFAULT_RTOL, "memory_limit": self.asked.memory_limit}
 
 

@@ -75,7 +75,6 @@ class Factor:
 
     @property
     def rank(self) -> int:
-        """Number of columns."""
         return len(self.pivots)
 
     @property
@@ -85,13 +84,11 @@ class Factor:
 
     @property
     def root(self) -> Floats:
-        """Bound of sqrt(Q_pp)."""
         root = np.sqrt(self.residual + self.rounding * self.growth**2)
         root[self.pivots] = 0
         return root
 
     def rows(self, points: NDArray[np.int64]) -> list[Floats]:
-        """Of some points."""
         return [block[points] for block in self.columns]
 
     def remainder(self, kernel: Floats, left: list[Floats] | slice, right: list[Floats]) -> Floats:
@@ -125,7 +122,6 @@ class Factor:
         self.residual[pivots] = 0
 
     def stored_as(self, dtype: Any) -> None:
-        """Round the columns."""
         for number, block in enumerate(self.columns):
             self.columns[number] = block.astype(dtype, copy=False)
 
@@ -178,7 +174,6 @@ class Bound:
 
     @classmethod
     def of(cls, factor: Factor, sums: tuple[Sum, ...], degree: list[Floats], stored: float, logits: float) -> Bound:
-        """Of a factor."""
         # - sums : added up they are the degree; `degree` is that of F F^T for each of them
         # - stored : relative rounding of the entries of F where it is kept; twice that is the error of an inner product
         #   of rows, since none is longer than 1

@@ -107,5 +107,4 @@ class ConvolutionAffinity(Affinity):
         return np.asarray(np.log(self._degrees) + math.log(self._grid.cell))
 
     def known_spectrum(self) -> Floats | None:
-        """See `Affinity.known_spectrum`."""
         return None if self._grid.boundary == "isolated" else self._symbol.ravel()

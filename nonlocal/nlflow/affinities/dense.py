@@ -249,12 +249,10 @@ class DenseAffinity(Affinity):
 
     @property
     def tracked(self) -> bool:
-        """See `Affinity.tracked`."""
         return bool(getattr(self._matrix, "requires_grad", False))
 
     @property
     def memory_bytes(self) -> int:
-        """See `Affinity.memory_bytes`."""
         return self.domain.size * (self.domain.size * int(self._matrix.dtype.itemsize) + 8) + self._kept_bytes
 
     def _average(self, u: Array) -> Array:

@@ -63,7 +63,6 @@ class Space:
 
     @property
     def size(self) -> int:
-        """Number of points."""
         return int(self.rows.x.shape[0])
 
     def _made(self, name: str, points: Any) -> Rows:
@@ -89,7 +88,6 @@ class Space:
         return Rows(x, _squares(x), None)
 
     def others(self, queries: Any) -> Rows:
-        """As rows."""
         from scipy.sparse import csr_array
 
         if self._sparse:
@@ -108,7 +106,6 @@ class Space:
     # ---- which are nearest
 
     def nearest(self, count: int, search: str) -> Found:
-        """Among themselves."""
         rows, more = self.rows, count + 1
         if search == "descent":
             distances, found = self._by_descent(more)
@@ -120,7 +117,6 @@ class Space:
         return distances[~own].reshape(-1, count), found[~own].reshape(-1, count)
 
     def nearest_of(self, queries: Any, count: int, search: str) -> Found:
-        """Of others."""
         return self._of(self.others(queries), count, "brute" if self._sparse or search != "tree" else "tree")
 
     def _of(self, rows: Rows, count: int, search: str) -> Found:
@@ -216,11 +212,9 @@ class Table:
 
     @property
     def size(self) -> int:
-        """Number of points."""
         return int(self._given.shape[0])
 
     def nearest(self, count: int, search: str) -> Found:
-        """Among themselves."""
         del search
         if self._sparse:
             return _of_stored(self._given, count, own=False)
@@ -234,7 +228,6 @@ class Table:
         return distances, ends
 
     def nearest_of(self, queries: Any, count: int, search: str) -> Found:
-        """Of others."""
         del search
         if queries.shape[1] != self.size:
             raise InputError(

@@ -34,7 +34,6 @@ class Region:
 
     @property
     def numbers(self) -> NDArray[np.intp]:
-        """In C order."""
         return np.arange(self.grid.size) if self.inside is None else np.flatnonzero(self.inside)
 
     def domain(self) -> Grid | Points:
@@ -45,7 +44,6 @@ class Region:
         return Points(nodes, np.full(len(nodes), self.grid.cell))
 
     def embed(self, u: NDArray[Any], outside: float = 0.0) -> NDArray[Any]:
-        """Onto the grid."""
         if self.inside is None:
             return u
         field = np.full((self.grid.size, *u.shape[1:]), outside, u.dtype)
@@ -53,7 +51,6 @@ class Region:
         return field.reshape(*self.grid.shape, *u.shape[1:])
 
     def restrict(self, field: NDArray[Any]) -> NDArray[Any]:
-        """From the grid."""
         if self.inside is None:
             return field
         flat = field.reshape(self.grid.size, *field.shape[self.grid.ndim :])

@@ -24,7 +24,6 @@ def normalization(ndim: int, s: float) -> float:
 
 
 def sphere(ndim: int) -> float:
-    """Its area."""
     return float(2 * math.pi ** (ndim / 2) / math.gamma(ndim / 2))
 
 
@@ -105,7 +104,6 @@ class Lattice:
 
     @cached_property
     def total(self) -> float:
-        """Of all weights."""
         near = 2 * self.ndim * self.nearest
         if self._listed:
             return near + float(self._plain((math.ceil(self.horizon) + 1,) * self.ndim).sum())

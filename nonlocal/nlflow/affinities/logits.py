@@ -65,7 +65,6 @@ def check_sums(totals: Floats) -> None:
 
 
 def log_transitions(logits: Array, weights: Floats) -> Floats:
-    """Return log P_ij."""
     logs = to_numpy(logits) + np.log(weights.ravel())
     return np.asarray(logs - np.logaddexp.reduce(logs, axis=1, keepdims=True))
 
@@ -80,7 +79,6 @@ class MixedAffinity(Affinity):
 
     @property
     def tracked(self) -> bool:
-        """See `Affinity.tracked`."""
         return any(part.tracked for part in self._parts)
 
     def _average(self, u: Array) -> Array:

@@ -172,7 +172,6 @@ class Neighbours:
 
     @property
     def size(self) -> int:
-        """Number of points."""
         return self._space.size
 
     def graph(
@@ -225,7 +224,6 @@ class Neighbours:
 
     @property
     def unit(self) -> float:
-        """Of `found`."""
         return self._space.unit
 
     @cached_property

@@ -149,7 +149,6 @@ class NonuniformAffinity(Affinity):
 
     @property
     def memory_bytes(self) -> int:
-        """See `Affinity.memory_bytes`."""
         # The two transforms hold an oversampled grid (by 2 in each dimension) and the order of the nodes each.
         transforms = 2 * (16 * 2**self._symbol.ndim * self._symbol.size + 16 * len(self._points))
         return int(2 * self._points.nbytes + self._symbol.nbytes + self._degrees.nbytes + transforms)

@@ -168,7 +168,6 @@ class PairSums:
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes kept."""
         kept = {id(a): a.nbytes for a in (self._x, self._y, self._bias)}
         return sum(kept.values()) + sum(t.memory_bytes for t in self._tables.values())
 

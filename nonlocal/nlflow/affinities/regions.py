@@ -93,7 +93,6 @@ def _longest(points: Floats) -> Floats:
 
 
 def places_in(order: NDArray[np.intp]) -> NDArray[np.intp]:
-    """The inverse permutation."""
     places = np.empty_like(order)
     places[order] = np.arange(len(order))
     return places
@@ -109,14 +108,12 @@ class Regions:
 
     @classmethod
     def of(cls, places: Floats, limits: Floats | float) -> Regions:
-        """Of ordered points."""
         starts = np.arange(0, len(places), BLOCK)
         lows, highs = np.minimum.reduceat(places, starts), np.maximum.reduceat(places, starts)
         return cls(lows, highs, np.broadcast_to(limits, len(starts)).astype(np.float64))
 
     @classmethod
     def without_end(cls, count: int) -> Regions:
-        """Of infinite boxes."""
         return cls.of(np.empty((count, 0)), 0.0)
 
     def share_seen(self, other: Regions, samples: int = 64) -> float:
@@ -131,5 +128,4 @@ class Regions:
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes kept."""
         return self.lows.nbytes + self.highs.nbytes + self.limits.nbytes

@@ -54,23 +54,19 @@ class RowAffinity(Affinity):
 
     @property
     def evolves(self) -> bool:
-        """See `Affinity.evolves`."""
         return True
 
     def update(self, u: Array) -> RowAffinity:
-        """Of other tokens."""
         result = copy.copy(self)
         result._take(u)
         return result
 
     @property
     def takes_unsound(self) -> bool:
-        """See `Affinity.takes_unsound`."""
         return self._looked[0]
 
     @property
     def tracked(self) -> bool:
-        """See `Affinity.tracked`."""
         return bool(getattr(self.tokens, "requires_grad", False))
 
     def log_rows(self) -> Iterator[tuple[slice, Array]]:

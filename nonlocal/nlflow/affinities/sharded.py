@@ -348,7 +348,7 @@ class ShardedAffinity(_Sharded):
 
     @property
     def memory_bytes(self) -> int:
-        """Of this process."""
+        """Bytes that this process keeps."""
         features = self._keys.numel() * (1 if self._queries is self._keys else 2)
         if self.mode == "gather":
             features += self._keys.shape[1] * self._processes.total

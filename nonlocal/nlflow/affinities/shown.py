@@ -17,13 +17,11 @@ MOST_NODES = 4096
 
 
 def tags(affinity: Any) -> str:
-    """In words."""
     names = [name for name in ("symmetric", "positive_semidefinite") if getattr(affinity, name)]
     return ", ".join(names) or "not symmetric"
 
 
 def said(affinity: Any) -> list[tuple[str, Any]]:
-    """Names and values."""
     shape = affinity.whole_shape
     return [
         ("kernel", "given as a matrix" if affinity.kernel is None else repr(affinity.kernel)),

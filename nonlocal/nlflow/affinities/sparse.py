@@ -167,7 +167,7 @@ class SparseAffinity(Affinity):
 
     @cached_property
     def component_count(self) -> int:
-        """Of the graph."""
+        """Number of components of the graph."""
         return int(self.components.max()) + 1
 
     def laplacian(self, normalization: str = "combinatorial") -> Sparse:

@@ -201,7 +201,6 @@ class PatchStencil(_Stencil):
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes kept."""
         return kept_bytes(self._stored, self._weights_of[0], self._offsets, self._degrees)
 
 
@@ -251,7 +250,6 @@ class TableStencil(_Stencil):
         return super()._push(law.astype(np.float64)).astype(law.dtype)
 
     def known_spectrum(self) -> Floats | None:
-        """See `Affinity.known_spectrum`."""
         if self._grid.boundary == "isolated":
             return None
         symbol = table_symbol(self._table.reshape([2 * r + 1 for r in self._radii]), self._grid).ravel()

@@ -21,7 +21,6 @@ _LARGEST = {"float32": 1e12, "float64": 1e150}  # sums of weights, which have ro
 
 
 def warn_shrunk(window: int, radii: tuple[int, ...], grid: Grid) -> None:
-    """To the grid."""
     warn_caller(
         f"search window of {2 * window + 1} nodes is larger than the grid {grid.shape}; "
         f"shrunk to {' x '.join(str(2 * r + 1) for r in radii)}",

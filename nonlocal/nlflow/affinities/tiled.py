@@ -133,7 +133,6 @@ class TiledAffinity(Affinity):
 
     @property
     def how(self) -> str:
-        """In words."""
         return self._sums.how
 
     @property
@@ -143,28 +142,23 @@ class TiledAffinity(Affinity):
 
     @property
     def laws_have_more_digits(self) -> bool:
-        """See `Affinity.laws_have_more_digits`."""
         return self._sums.wide
 
     def settle(self) -> None:
-        """See `Affinity.settle`."""
         if not self.tracked:
             _ = self._sums.wide, self.measure("l2", self._keys)
 
     @property
     def takes_unsound(self) -> bool:
-        """See `Affinity.takes_unsound`."""
         ruled = self._sight is not None and self._sight.mask.rule is not None
         return not (isinstance(self.kernel, RadialKernel) and self.kernel.grows) and not ruled
 
     @property
     def tracked(self) -> bool:
-        """See `Affinity.tracked`."""
         return bool(self._keys.requires_grad or self._queries.requires_grad)
 
     @property
     def memory_bytes(self) -> int:
-        """See `Affinity.memory_bytes`."""
         kept = {id(a): a for a in (self._queries, self._keys, *self._sums.kept)}
         kept.update({id(a): a for a in (self._log_degrees, self._wide_degrees) if a is not None})
         return sum(int(a.numel()) * int(a.dtype.itemsize) for a in kept.values())

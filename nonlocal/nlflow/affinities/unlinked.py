@@ -55,7 +55,6 @@ class Unlinked(Affinity):
         return self._zeros
 
     def known_spectrum(self) -> Floats:
-        """See `Affinity.known_spectrum`."""
         return np.ones(1)
 
     def _edge_bound(self) -> int:

@@ -188,7 +188,7 @@ class Report(Brief):
         return found
 
     def html(self) -> str:
-        """Return the page."""
+        """Return the report as a page of HTML."""
         from nlflow.plotting.page import download, page, picture, table, text
 
         pictures = [picture(figure, caption) for caption, figure in self.figures().items()]

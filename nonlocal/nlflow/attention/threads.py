@@ -191,7 +191,6 @@ _ASIDE = nn.Module()  # none of any model
 
 @contextmanager
 def aside() -> Iterator[None]:
-    """Run something unwatched."""
     token = _TRACED.set(_ASIDE)
     try:
         yield

@@ -37,11 +37,9 @@ class Device:
 
     @property
     def tensors(self) -> bool:
-        """With torch."""
         return self.torch != ""
 
     def place(self, array: NDArray[Any]) -> Any:
-        """Return it there."""
         if not self.tensors:
             return array
         return _torch().tensor(array, device="cuda" if self.name == "cuda" else "cpu")

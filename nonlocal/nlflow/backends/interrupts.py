@@ -63,7 +63,6 @@ class _End:
 
 
 def leave(code: int) -> NoReturn:
-    """End the process."""
     # Python would end with SIGINT, or with 1 if the interruption struck inside of an import or of its own end.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)

@@ -15,7 +15,6 @@ from nlflow.backends.threads import counts
 
 
 def version() -> str:
-    """Of nlflow."""
     try:
         return metadata.version("nlflow")
     except metadata.PackageNotFoundError:
@@ -24,7 +23,6 @@ def version() -> str:
 
 @cache
 def environment() -> dict[str, Any]:
-    """Versions and platform."""
     versions = {name: metadata.version(name) for name in ("numpy", "scipy", "numba")}
     return {
         "versions": {"nlflow": version(), "python": platform.python_version(), **versions},
@@ -56,7 +54,6 @@ def git_state() -> dict[str, Any] | None:
 
 
 def processor() -> str:
-    """Its name."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:  # no Linux
@@ -66,7 +63,6 @@ def processor() -> str:
 
 
 def machine_name() -> str:
-    """System, processor, cores."""
     return f"{platform.system()} {platform.machine()}, {processor()}, {os.cpu_count()} cores"
 
 
@@ -77,7 +73,6 @@ def provenance(device: str = "cpu", seed: int | None = None) -> dict[str, Any]:
 
 @cache
 def source_digest() -> str:
-    """Of the package."""
     return folder_digest(Path(__file__).parents[1])
 
 

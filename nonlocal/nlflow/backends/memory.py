@@ -44,7 +44,6 @@ class Need:
             raise self.error(place, free)
 
     def error(self, place: str, free: int, most: int = _MOST) -> MemoryLimitError:
-        """Return the `MemoryLimitError`."""
         fits = min(self.largest(free), most)
         return MemoryLimitError(
             f"{self.argument}: {self.count} {self.unit} {self.what} need about {format_bytes(self.of(self.count))} on "

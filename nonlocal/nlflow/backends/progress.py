@@ -8,7 +8,6 @@ from typing import Any
 
 
 def bar(*args: Any, **words: Any) -> Any:
-    """On stderr."""
     from tqdm import tqdm
 
     return tqdm(*args, leave=False, file=sys.stderr, **_size(), **words)

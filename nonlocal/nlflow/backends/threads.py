@@ -25,7 +25,6 @@ _POOLS = {"tbb": "tbbpool", "omp": "omppool", "workqueue": "workqueue"}
 
 
 def cores() -> int:
-    """Of this process."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
 
 

@@ -23,7 +23,6 @@ def each_by_itself(
     denoise: Callable[..., Any], image: Any, sigma: Any, axes: Axes, *, mask: Any, keep: Any, progress: Any,
     **words: Any,
 ) -> tuple[Array, DenoiseInfo]:  # fmt: skip
-    """Denoise channels apart."""
     axis, count = axes.channel, axes.channels
     if axis is None:
         raise InputError(

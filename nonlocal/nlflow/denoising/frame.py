@@ -53,8 +53,6 @@ class Spread:
 
     @classmethod
     def of(cls, f: Array) -> Spread:
-        """Look at samples."""
-
         def moments() -> Array:
             flat = f.reshape(-1, f.shape[-1]).astype(np.float64)
             return np.asarray(flat.T @ flat)
@@ -63,7 +61,6 @@ class Spread:
 
     @property
     def ratio(self) -> float:
-        """Noise over signal."""
         return 1 / math.sqrt(max(self.variance - 1.0, 0.01)) / self.channels
 
 
@@ -112,12 +109,10 @@ class Frame:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Without channels."""
         return self.axes.spatial
 
     @property
     def halo(self) -> tuple[int, ...]:
-        """Reach along axes."""
         count = len(self.shape)
         if self.flow is None:
             return (0,) * count
@@ -125,11 +120,9 @@ class Frame:
         return tuple(n + given_back for n in self.flow.halo[-count:])
 
     def bytes_needed(self, shape: tuple[int, ...]) -> int:
-        """Working memory."""
         return 0 if self.flow is None else self.flow.bytes_needed(shape, len(self.level))
 
     def with_flow(self, spread: Spread, weakest: float = 1.0) -> Frame:
-        """Choose the flow."""
         if is_by_pixels(self.quality, self.axes):
             from nlflow.denoising.pixelwise import Pixels
 
@@ -146,7 +139,6 @@ class Frame:
 
     @property
     def noise(self) -> str:
-        """In words."""
         if self.doubted is None and self.found is not None:  # none of it is taken out, and it is there all the same
             return self.found.model.describe()
         if self.model is not None:
@@ -156,7 +148,6 @@ class Frame:
         return "white noise" + (", varying" if self.variance is not None else "")
 
     def told(self) -> dict[str, Any]:
-        """For `DenoiseInfo`, beforehand."""
         found, model = self.found, self.model
         flow: dict[str, Any] = {"functional": "none"}
         if self.idle:
@@ -171,7 +162,6 @@ class Frame:
         }  # fmt: skip
 
     def without_noise(self, found: NoiseEstimate) -> Frame:
-        """When nothing goes."""
         idle, level = "what was taken for noise has not its law", np.zeros_like(self.level)
         return replace(self, found=found, model=found.model, idle=idle, level=level, sigma=0.0, sigma_effective=None,
                        flow=None, coloured=None)  # fmt: skip
@@ -182,7 +172,6 @@ class Frame:
         return self.found if self.options.strength else None
 
     def too_strong(self, span: float) -> str:
-        """Warn, or ""."""
         strength = self.options.strength
         in_units = self.model is None or self.model.is_coloured or self.model.white_sigma is not None
         if not self.sigma > span > 0 or not in_units:
@@ -196,7 +185,6 @@ class Frame:
                 f"samples ({span:.4g}): next to nothing of them is left; take a strength near 1")  # fmt: skip
 
     def part(self, block: Any) -> Part:
-        """In noise units."""
         looked = as_given(block, replace(self.axes, shape=block.shape), known=self.known or Known())
         samples, restore, missing = looked.samples, looked.restore, looked.missing
         if self.live is not None:
@@ -212,7 +200,6 @@ class Frame:
         return Part(samples, reduction, f, restore, missing)
 
     def run(self, f: Array, watch: Watch) -> Run:
-        """Run on all."""
         if self.coloured is not None:
             from nlflow.denoising.groupwise import coloured, preset_for
 
@@ -235,7 +222,6 @@ class Frame:
 
     @property
     def has_scales(self) -> bool:
-        """For unexplained recordings."""
         even = self.variance is None and self.exact is None and not self.idle
         blind = self.quality not in ("fast", "pixels") and even and self.found is not None and len(self.shape) == 1
         return blind and levels_within((*self.shape, len(self.level)), 1) > 0
@@ -263,7 +249,6 @@ class Frame:
 
     @property
     def weakest(self) -> float:
-        """The weakest noise."""
         return 1.0 if self.variance is None else float(np.sqrt(self.variance.min()))
 
 
@@ -286,21 +271,17 @@ class Part:
         return reduced.astype(self.samples.dtype, copy=False)
 
     def unchanged(self, missing: Mask | None = None) -> Array:
-        """Samples, holes patched."""
         return self.known if missing is None else np.where(missing[..., None], self.known[~missing][0], self.known)
 
     def as_it_was(self, absent: Mask | None, u: Array) -> Array:
-        """Samples, absent filled."""
         return self.samples if absent is None else np.where(absent[..., None], u, self.samples)
 
     def result(self, u: Array, frame: Frame) -> Array:
-        """In input units."""
         whole = u if self.missing is not None or frame.coloured is not None else with_peaks(self.f, u)
         gaussian = by_rows(lambda rows: rows * frame.level + frame.offset, whole, self.f.dtype)
         return self.with_known(self.reduction.back(gaussian).astype(self.samples.dtype, copy=False), frame)
 
     def with_known(self, u: Array, frame: Frame) -> Array:
-        """Restore exact samples."""
         kept, missing = None if frame.kept is None else frame.kept[..., None], frame.missing
         for where, values in ((frame.exact, self.known), (kept, self.samples)):
             if where is not None:
@@ -491,7 +472,6 @@ def with_colour(frame: Frame, signal: Array, noise: GaussianNoise) -> tuple[Fram
 
 
 def is_by_pixels(quality: str, axes: Axes) -> bool:
-    """Pixels, not groups."""
     return quality == "pixels"
 
 
@@ -511,7 +491,6 @@ def units_of(levels: Array, spans: Array, exact: Any = None) -> tuple[Array, Arr
 
 
 def idle_for(span: float, strongest: float) -> str:
-    """Why nothing happens."""
     if span == 0:
         return "the input is constant"
     if strongest == 0 or strongest * _NOISELESS < span:
@@ -520,7 +499,6 @@ def idle_for(span: float, strongest: float) -> str:
 
 
 def in_units(signal: Array, offset: Array, level: Array) -> Array:
-    """Divide by noise."""
     # In double precision, since an offset or a level may be no number of the samples' precision.
     return by_rows(lambda rows: (rows - offset) / level, signal, signal.dtype)
 

@@ -48,7 +48,6 @@ class Given:
 
     @property
     def signals(self) -> Mask:
-        """Channels with signals."""
         return np.asarray(np.arange(self.samples.shape[-1]) != (-1 if self.opacity is None else self.opacity))
 
 
@@ -225,12 +224,10 @@ def _count(where: Mask | tuple[int, int]) -> str:
 
 
 def told_of(where: Mask | tuple[int, int], what: str) -> str:
-    """Tell of holes."""
     return f"{_count(where)} {what}, which counts as missing, and stay as they are"
 
 
 def guess(told: str) -> str:
-    """Warn of guesses."""
     return f"image: {told}; if it is data, say with mask which samples are missing, if any"
 
 
@@ -256,7 +253,6 @@ def find_nodata(array: Array, channel: int | None, absent: Mask | None = None) -
 
 
 def candidates(some: Array, low: Any, high: Any) -> list[Any]:
-    """Possible "no data"."""
     repeated, found = _repeated(some), []
     for value in dict.fromkeys((low, high, *repeated)):
         rest = some[some != value]
@@ -267,7 +263,6 @@ def candidates(some: Array, low: Any, high: Any) -> list[Any]:
 
 
 def least_count(value: Any) -> int:
-    """Pixels asked for."""
     return 1 if float(value) in _SENTINELS else _LEAST
 
 
@@ -295,7 +290,6 @@ class Beside:
 
     @classmethod
     def of(cls, value: Any, array: Array, channel: int | None, absent: Mask | None = None) -> Beside:
-        """Look at one."""
         pixels, at = array if channel is None else np.moveaxis(array, channel, -1), _all_are(array, value, channel)
         at = at if absent is None else at & ~absent
         others = pixels[~at] if absent is None else pixels[~(at | absent)]
@@ -315,7 +309,6 @@ class Beside:
 
     @classmethod
     def of_parts(cls, parts: Sequence[Beside]) -> Beside:
-        """Join several parts."""
         counts = np.array([[p.size, p.count, p.whole, p.alone, p.others] for p in parts]).sum(axis=0)
         size, count, whole, alone, others = counts.tolist()
         return cls(

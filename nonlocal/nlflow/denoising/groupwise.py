@@ -94,11 +94,9 @@ class GroupPreset:
     correlated: Grouping | None = None
 
     def precision(self, extent: float) -> type[np.floating[Any]]:
-        """For a range."""
         return np.float32 if self.steps == 0 or extent < SINGLE else np.float64
 
     def groupings(self, noise_over_signal: float, dimension: int) -> tuple[Grouping, ...]:
-        """First and later."""
         if dimension == 1 and self.first_signal is not None and self.later_signal is not None:
             return self.first_signal, self.later_signal
         own = self._of_images(noise_over_signal)
@@ -115,7 +113,6 @@ class GroupPreset:
         return first, *(_wider(later, more) for more in self.turns)
 
     def spaced(self, spacing: tuple[float, float, float]) -> GroupPreset:
-        """For uneven spacing."""
         mean = math.prod(spacing) ** (1 / 3)
         shares = [min(mean / one, _WIDEST) for one in spacing]
 
@@ -203,7 +200,6 @@ CLIPS = {
 
 
 def preset_for(quality: str, axes: Axes) -> GroupPreset:
-    """A quality's preset."""
     if len(axes.letters) < 3:
         return PRESETS[quality]
     if axes.moving:
@@ -234,7 +230,6 @@ class Groups:
 
     @property
     def patch(self) -> tuple[int, ...]:
-        """Sides in samples."""
         return self.groupings[0].along("patch")[-self.dimension :]
 
     @property
@@ -243,16 +238,13 @@ class Groups:
         return margins(self.groupings, self.preset.steps)
 
     def bytes_needed(self, shape: tuple[int, ...], channels: int) -> int:
-        """Working memory."""
         planes = (channels, *three(shape))
         return bytes_needed(planes, self.groupings, self.preset.steps, self.precision.itemsize)
 
     def told(self) -> dict[str, Any]:
-        """What `DenoiseInfo` says."""
         return {**described(self.groupings), "steps": self.preset.steps + 1, "stopped_by": _ALL}
 
     def signal(self, f: Array) -> Array:
-        """In flow's channels."""
         return channels_of(f, self.colours, self.precision)
 
     def of_part(self, f: Array, corner: tuple[int, ...], whole: tuple[int, ...], missing: Array | None = None) -> Array:
@@ -276,7 +268,6 @@ class Groups:
         return np.broadcast_to(variance[..., None].astype(self.precision), signal.shape)
 
     def run(self, f: Array, frame: Frame, watch: Watch) -> Run:
-        """Run, maybe tiled."""
         preset, trail, missing = self.preset, watch.trail, frame.missing
         signal = self.signal(f)
         variance = None if frame.variance is None else self._like(frame.variance, signal)
@@ -302,7 +293,6 @@ class Groups:
 
 
 def described(groupings: tuple[Grouping, ...]) -> dict[str, Any]:
-    """For `DenoiseInfo`."""
     first, *_, later = groupings
     parameters = {
         "patch_size": later.patch,
@@ -317,7 +307,6 @@ def described(groupings: tuple[Grouping, ...]) -> dict[str, Any]:
 
 
 def channels_of(f: Array, colours: Array, precision: Any) -> Array:
-    """Change the channels."""
     return np.asarray((f @ colours.T.astype(f.dtype)).astype(precision))
 
 

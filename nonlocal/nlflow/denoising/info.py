@@ -100,13 +100,12 @@ class DenoiseInfo(Brief):
     columns: tuple[DenoiseInfo, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
-        """Ready for JSON."""
+        """Return it as a dict that JSON can hold."""
         columns = [column.as_dict() for column in self.columns]
         return {**asdict(self), "reasons": list(self.reasons), "given": list(self.given), "columns": columns}
 
 
 def together(infos: list[DenoiseInfo]) -> DenoiseInfo:
-    """Join several infos."""
     first, risks = infos[0], [info.risk for info in infos]
 
     def joined(name: str) -> str:
@@ -156,7 +155,6 @@ def check_units(dtype: np.dtype[Any], sigma: Any) -> None:
 
 
 def doubts(samples: NDArray[Any], changed: float, found: NoiseEstimate | None, axes: int) -> list[str]:
-    """Warn of results."""
     if found is None:
         return []
     from nlflow.denoising.noise.finding.verdict import TWO_VALUES
@@ -179,7 +177,6 @@ def doubts(samples: NDArray[Any], changed: float, found: NoiseEstimate | None, a
 
 
 def if_wrong(axes: int) -> str:
-    """Name a remedy."""
     return f"if the result looks wrong, strength=0.5 keeps more; or {_REMEDIES[axes]}"
 
 

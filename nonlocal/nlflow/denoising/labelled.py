@@ -31,7 +31,6 @@ def letter_of(array: Any, name: Any) -> str:
 
 
 def is_labelled(image: Any) -> bool:
-    """Of pandas, xarray."""
     return _kind(image) in ("Series", "DataFrame", "DataArray", "Dataset")
 
 

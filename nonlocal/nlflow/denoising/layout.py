@@ -71,17 +71,14 @@ class Axes:
 
     @property
     def moving(self) -> bool:
-        """Tells clips."""
         return len(self.letters) == 3 and self.letters[0] == "T"
 
     @property
     def channels(self) -> int:
-        """Their number."""
         return 1 if self.channel is None else self.shape[self.channel]
 
     @property
     def spatial(self) -> tuple[int, ...]:
-        """Time and space."""
         return self.without(self.shape)
 
     @property
@@ -91,13 +88,11 @@ class Axes:
 
     @property
     def word(self) -> str:
-        """All letters."""
         letters = iter(self.letters)
         named = {self.batch: "B", self.channel: "C"}
         return "".join(named[axis] if axis in named else next(letters) for axis in range(len(self.shape)))
 
     def without(self, values: Sequence[Any]) -> tuple[Any, ...]:
-        """Time and space."""
         return tuple(value for axis, value in enumerate(values) if axis not in (self.channel, self.batch))
 
     def place(self, name: str, value: Any) -> NDArray[np.bool_]:
@@ -122,7 +117,6 @@ class Axes:
             )
 
     def check_count(self) -> None:
-        """Refuse other dimensions."""
         if not self.letters:
             raise InputError(
                 f"image: got {len(self.shape)} dimension(s) (shape {self.shape}) with channel_axis={self.channel}, "
@@ -139,7 +133,6 @@ class Axes:
         return moved if self.channel is not None else moved[..., None]
 
     def back(self, items: Any) -> Any:
-        """Undo `items`."""
         whole = items if self.channel is not None else items[..., 0]
         if self.channel is not None:
             whole = whole.movedim(-1, self.channel + (self.batch is None or self.channel < self.batch))
@@ -162,7 +155,6 @@ class Axes:
 
 
 def shape_of(name: str, value: Any) -> tuple[int, ...]:
-    """Of an array_like."""
     if is_tensor(value):
         check_dense(name, value)
     try:

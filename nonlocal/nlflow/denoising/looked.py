@@ -40,7 +40,6 @@ class Looked:
 
     @classmethod
     def at(cls, items: Tensor, some: bool = False) -> Looked:
-        """Refuses infinity."""
         given, inner = items.detach(), tuple(range(1, items.ndim - 1))
         wide = given.double()
         ends = wide.amin(inner), wide.amax(inner)
@@ -60,18 +59,15 @@ class Looked:
         return cls(means, variances, low, high, bool(np.isnan(means).any()), shown)
 
     def says_nothing(self, items: Tensor) -> bool:
-        """Holes or opacity."""
         return any(
             _says_nothing(item, some, low.min(), high.max())
             for item, some, low, high in zip(items, self.some, self.low, self.high, strict=True)
         )
 
     def span(self, number: int) -> float:
-        """Of one item."""
         return float(self.high[number].max() - self.low[number].min())
 
     def spread(self, number: int, own: Any, item: Tensor, offset: Floats, level: Floats) -> Spread:
-        """Of one item."""
         low, high = ((ends[number][own] - offset) / level for ends in (self.low, self.high))
         variance = float(np.mean(self.variances[number][own] / level**2))
 

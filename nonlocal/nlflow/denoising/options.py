@@ -114,7 +114,7 @@ class Options:
 
     @property
     def pixels(self) -> dict[str, Any]:
-        """For ``pixels`` alone."""
+        """The options that only ``pixels`` takes."""
         return {name: getattr(self, name) for name in OF_PIXELS}
 
     def check(self, quality: str, dimension: int = 2) -> None:
@@ -139,7 +139,7 @@ class Options:
             raise InputError(f"steps: got {self.steps} together with stopping={self.stopping!r}; leave one of them out")
 
     def refuse(self, names: Iterable[str], what: str) -> None:
-        """Refuse named options."""
+        """Refuse options by their names."""
         for name in names:
             if (value := getattr(self, name)) != OPTIONS[name]:
                 raise InputError(f"{name}: got {value!r} for {what}, expected {OPTIONS[name]!r}; leave it out, or use "

@@ -58,7 +58,6 @@ class Pixels:
 
     @classmethod
     def of(cls, spread: Spread, dimension: int, options: Options, unit: float = 1.0) -> Pixels:
-        """Choose the flow."""
         width = None if options.width is None else options.width / unit
         kernel = kernel_for(spread.ratio, dimension, spread.channels, width, options.patch_size, options.search_radius)
         precision = np.dtype(np.float32) if spread.extent < SINGLE else spread.dtype
@@ -66,15 +65,12 @@ class Pixels:
 
     @property
     def halo(self) -> tuple[int, int, int]:
-        """After known steps."""
         return (reach(self.kernel, self.steps or MOST_STEPS),) * 3
 
     def bytes_needed(self, shape: tuple[int, ...], channels: int) -> int:
-        """Without stored weights."""
         return _PART_BYTES * channels * math.prod(shape)
 
     def told(self) -> dict[str, Any]:
-        """What `DenoiseInfo` says."""
         method = "stencil: weights are computed anew at each average"
         return {"functional": FUNCTIONAL, "parameters": parameters(self.kernel, self.unit), "method": method,
                 "steps": self.steps or 0}  # fmt: skip
@@ -85,13 +81,11 @@ class Pixels:
         return path[-1].astype(f.dtype, copy=False)
 
     def whole_problem(self, f: Array, variance: Array | None) -> Problem:
-        """As one problem."""
         if variance is not None:
             raise InputError("sigma: got a map, for which 'pixels' runs a flow for each level; use denoise()")
         return problem(f.astype(self.precision, copy=False), self)
 
     def run(self, f: Array, frame: Frame, watch: Watch) -> Run:
-        """Run on samples."""
         if watch.device.tensors:
             raise InputError(
                 f"device: got {watch.device.name!r} with quality='pixels', a flow on the CPU alone, "
@@ -148,7 +142,6 @@ def problem(
 
 
 def solved(f: Array, chosen: Pixels, watch: Watch = ALONE, **options: Any) -> Outcome:
-    """Run the flow."""
     made = problem(f, chosen, watch, **options)
     path, solution = run(made, replace(watch, tell=within(watch.tell, _WEIGHTS_SHARE, 1.0)))
     return Outcome(made, solution, path)
@@ -258,7 +251,6 @@ def _local_fidelity(operator: Affinity, f: NDArray[Any], patch_size: int) -> NDA
 
 
 def parameters(kernel: Patch, unit: float) -> dict[str, Any]:
-    """Under this kernel."""
     return {
         "width": kernel.width * unit,
         "patch_size": kernel.patch_size,

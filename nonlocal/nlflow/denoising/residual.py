@@ -162,7 +162,6 @@ def figures_in(places: Iterable[Looked], frame: Frame, low: Array, high: Array) 
 
 
 def places_of(shape: tuple[int, ...]) -> list[tuple[slice, ...]]:
-    """Where to look."""
     spatial = sum(n > 1 for n in shape)
     lines = []
     for n in shape:
@@ -339,7 +338,6 @@ def _clumps(hidden: list[Array]) -> float:
 
 
 def seen_in(found: Figures | None, axes: int) -> tuple[str, ...]:
-    """What contradicts noise."""
     if found is None:
         return ()
     limits = OF_RECORDINGS if axes == 1 else LIMITS

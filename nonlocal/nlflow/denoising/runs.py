@@ -39,7 +39,6 @@ _MOST_BYTES = 2**28  # of the weights that are kept
 
 
 def within(tell: Tell | None, low: float, high: float) -> Tell | None:
-    """Tell a share."""
     if tell is None:
         return None
     # The last share of a part is its end exactly; sums of shares may pass it by rounding.
@@ -107,13 +106,13 @@ class Trail:
             self.tell(share)
 
     def estimate(self, signal: Array, missing: NDArray[np.bool_] | None) -> NDArray[np.float64]:
-        """Kept `estimate_sigmas`."""
+        """What `estimate_sigmas` found, kept."""
         from nlflow.denoising.noise.finding.sigma import estimate_sigmas
 
         return self._once("levels", estimate_sigmas, signal, missing)  # type: ignore[no-any-return]
 
     def examine(self, samples: Array, missing: NDArray[np.bool_] | None) -> NoiseEstimate:
-        """Kept `examine`."""
+        """What `examine` found, kept."""
         from nlflow.denoising.noise.finding.verdict import examine
 
         return self._once("verdict", examine, samples, missing)  # type: ignore[no-any-return]
@@ -212,7 +211,6 @@ class _Follower(Tracker):
         self._rows: list[tuple[float, ...]] = []
 
     def start(self, flow: Flow, u: Array, t: float, end: float) -> None:
-        """Begin a course."""
         self._end, self._rows = end, []
 
     def look(self, flow: Flow, u: Array, t: float) -> str | None:

@@ -69,7 +69,6 @@ def levels_in(
 
 
 def of_channels(sigma: Any, which: Mask, axes: Axes) -> Any:
-    """Select channels."""
     given = () if sigma is None else shape_of("sigma", sigma)
     if given == (len(which),) and axes.channel is not None and given != axes.spatial:
         return np.asarray(sigma)[which]

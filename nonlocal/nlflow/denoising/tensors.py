@@ -284,7 +284,6 @@ def _varies(samples: NDArray[Any]) -> Any:
 
 
 def checked_image(image: Tensor) -> Tensor:
-    """In computing precision."""
     check_tensor("image", image)
     if image.device.type not in ("cpu", "cuda"):
         raise InputError(
@@ -315,7 +314,6 @@ def beside(name: str, value: Any, image: Tensor) -> None:
 
 
 def check_flow(quality: str, axes: Axes) -> None:
-    """Refuse arrays' flows."""
     if is_by_pixels(quality, axes):
         raise InputError(
             f"quality: got {quality!r} for a tensor, a flow of pixels on the CPU alone, expected 'fast', 'balanced' or "
@@ -333,7 +331,6 @@ def _groups(frame: Frame) -> Groups:
 
 
 def frames_of(items: Tensor, noisy: Noisy, axes: Axes, quality: str, options: Options, looked: Looked) -> list[Frame]:
-    """One an item."""
     check_flow(quality, axes)
     sigma, inner = noisy.sigma, tuple(range(1, items.ndim - 1))
     means, spans = looked.means, looked.high - looked.low
@@ -393,7 +390,6 @@ class Items:
     def of(
         cls, image: Tensor, noisy: Noisy, axes: Axes, quality: str, options: Options, keep: Any, looked: Looked
     ) -> Items:
-        """Observe a tensor."""
         items = axes.items(image.detach())
         frames, kept = frames_of(items, noisy, axes, quality, options, looked), None
         if keep is not None:
@@ -414,7 +410,6 @@ class Items:
         return task
 
     def check_moves(self) -> None:
-        """Refuse idle items."""
         for number, frame in enumerate(self.frames):
             if frame.idle:
                 item = f", item {number}" if self.axes.batch is not None else ""
@@ -424,12 +419,10 @@ class Items:
                 )
 
     def parts(self, image: Tensor) -> list[tuple[Alike, Tensor]]:
-        """Flows and samples."""
         items = self.axes.items(image)
         return [(one, one.observe(items)) for one in self.flows]
 
     def differentiable(self, image: Tensor, filters: Sequence[TensorFilter], limit: float | None) -> Tensor:
-        """With constant groups."""
         found = [
             (one, one.paths(f, Watch(limit=limit), filter)[0][-1])
             for (one, f), filter in zip(self.parts(image), filters, strict=True)
@@ -437,7 +430,6 @@ class Items:
         return self.assembled(image, found)
 
     def assembled(self, image: Tensor, found: list[tuple[Alike, Tensor]]) -> Tensor:
-        """Undo `parts`."""
         items = self.axes.items(image)
         rows: list[Tensor] = list(items)
         for one, u in found:
@@ -483,17 +475,14 @@ class Alike:
 
     @property
     def precision(self) -> torch.dtype:
-        """Of the flow."""
         return torch.float32 if self.groups.precision == np.float32 else torch.float64
 
     def observe(self, items: Tensor) -> Tensor:
-        """In noise units."""
         own = items if len(self.which) == len(items) else torch.stack([items[number] for number in self.which])
         own = own if self.live is None else own.index_select(-1, self.live)
         return ((own - self.offset) / self.level).to(items.dtype)
 
     def put(self, rows: list[Tensor], items: Tensor, u: Tensor) -> None:
-        """Put rows back."""
         found = (u * self.level + self.offset).to(items.dtype)
         for number, frame, row in zip(self.which, self.frames, found, strict=True):
             item = items[number] if self.live is None else items[number].index_select(-1, self.live)
@@ -518,7 +507,6 @@ class Alike:
         return mixed, variance, groupings
 
     def back(self, u: Tensor, like: Tensor) -> Tensor:
-        """Undo `flow`."""
         return self._mixed(u.reshape(like.shape), self.colours).to(like.dtype)
 
     def _mixed(self, f: Tensor, matrices: Tensor) -> Tensor:

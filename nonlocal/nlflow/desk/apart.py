@@ -287,7 +287,6 @@ def _end_all() -> None:
 
 
 def begin(library: str) -> None:
-    """Start a child."""
     with _lock, suppress(OSError):  # what is wrong is said when a file is read
         if not (_idle or _is_here()):
             _idle.append(_Child(library))
@@ -412,7 +411,6 @@ def _ended(path: Path, child: _Child, code: int, seconds: float, allowed: int) -
 
 
 def serve(library: str = "") -> None:
-    """Answer requests."""
     global _inside
     _inside = True
     requests, replies = os.fdopen(os.dup(0), "rb", 0), os.fdopen(os.dup(1), "wb", 0)

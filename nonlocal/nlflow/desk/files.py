@@ -352,7 +352,6 @@ def is_stack(path: Path) -> bool:
 
 
 def read_kind(path: Path) -> Kind:
-    """Return the kind."""
     return load(path).kind
 
 

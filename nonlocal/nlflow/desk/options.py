@@ -192,7 +192,6 @@ class Given:
         return self.former.get(shown, f"{self.option} {shown}")
 
     def refuse(self, name: str, why: str) -> typer.BadParameter:
-        """Return an error."""
         return typer.BadParameter(why, param_hint=self.hint(name))
 
 
@@ -218,7 +217,6 @@ def given(option: str, texts: Iterable[str] | None, known: Mapping[str, Setting]
 
 
 def parse_axes(texts: Iterable[str] | None, former: Mapping[str, str]) -> dict[str, Any]:
-    """Read ``--axes``."""
     named = []
     for text in texts or ():
         letters, _, distances = text.partition(":")
@@ -231,7 +229,6 @@ def parse_axes(texts: Iterable[str] | None, former: Mapping[str, str]) -> dict[s
 
 
 def as_words(reading: Mapping[str, Any]) -> list[str]:
-    """Return command-line words."""
     distances = "" if reading.get("spacing") is None else ":" + ",".join(map(repr, reading["spacing"]))
     layout = f"{reading.get('axes') or ''}{distances}"
     words = ["--axes", layout] if layout else []
@@ -263,7 +260,6 @@ def described(known: Mapping[str, Setting]) -> list[tuple[str, str]]:
 
 
 def noise_of(word: str, level: Any, strength: float | None, settings: Given) -> Any:
-    """Return `denoise`'s noise."""
     counts = {name: settings.values[name] for name in _OF_COUNTS if name in settings.values}
     if counts and word != "poisson":
         raise settings.refuse(next(iter(counts)), "is a property of counts; give --noise poisson too")
@@ -292,7 +288,6 @@ def noise_of(word: str, level: Any, strength: float | None, settings: Given) -> 
 
 
 def options_of(quality: str, strength: float | None, settings: Given) -> Any:
-    """Return checked `Options`."""
     from nlflow.denoising.options import Options
     from nlflow.errors import InputError
 
@@ -321,7 +316,6 @@ def check_device(device: str, hint: str = "--device") -> None:
 
 
 def split_sigma(text: str | None) -> tuple[float | list[float] | None, Path | None]:
-    """Read ``--sigma``."""
     if text is None or text == "auto":
         return None, None
     try:
@@ -341,7 +335,6 @@ def split_sigma(text: str | None) -> tuple[float | list[float] | None, Path | No
 
 
 def split_flat(text: str | None) -> tuple[slice, slice] | None:
-    """Read ``--flat``."""
     if text is None:
         return None
     found = re.fullmatch(r"\s*(\d+):(\d+)\s*,\s*(\d+):(\d+)\s*", text, re.ASCII)

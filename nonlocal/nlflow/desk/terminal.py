@@ -59,7 +59,6 @@ def echo(text: str, *, err: bool = False) -> None:
 
 
 def say(level: str, text: str) -> None:
-    """Print one line."""
     from nlflow.errors import visible
 
     echo(f"nonlocal: {level}: {in_shell(visible(text))}", err=True)
@@ -84,7 +83,6 @@ def nobody_reads(error: Exception) -> bool:
 
 
 def close_stdout() -> None:
-    """Drop further output."""
     try:
         number = sys.stdout.fileno()
     except (AttributeError, OSError, ValueError):  # it is no file
@@ -105,7 +103,6 @@ def mendable(error: Exception) -> str | None:
 
 
 def print_table(rows: list[tuple[str, str]], *, err: bool = False) -> None:
-    """Print two columns."""
     from nlflow.errors import visible
 
     shown = [(visible(name), visible(str(value))) for name, value in rows]
@@ -115,14 +112,12 @@ def print_table(rows: list[tuple[str, str]], *, err: bool = False) -> None:
 
 
 def print_json(report: Mapping[str, Any]) -> None:
-    """Print JSON."""
     from nlflow.store.encoding import plain
 
     echo(json_text(plain(report)))
 
 
 def json_text(value: Any, margin: str = "") -> str:
-    """Return indented JSON."""
     inner = margin + "  "
     if isinstance(value, dict) and value:
         rows = [f"{inner}{json.dumps(key)}: {json_text(entry, inner)}" for key, entry in value.items()]
@@ -138,7 +133,6 @@ def shows_progress(quiet: bool) -> bool:
 
 
 def progress_bar(quiet: bool, **words: Any) -> Any:
-    """Return a bar."""
     return bar(disable=not shows_progress(quiet), **words)
 
 
@@ -151,13 +145,11 @@ class Log:
         self._begun = False
 
     def begin(self, text: str) -> None:
-        """Announce the first."""
         if not self._begun:
             say("note", f"{self.name}: {text}")
         self._begun = True
 
     def __call__(self, share: float) -> None:
-        """Log progress."""
         now = time.monotonic()
         if now - self._last >= PAUSE:
             gained = share - self._share
@@ -168,12 +160,10 @@ class Log:
 
 
 def progress_of(quiet: bool, name: str = "") -> bool | Log:
-    """Return a `progress`."""
     return shows_progress(quiet) or (not quiet and Log(name))
 
 
 def tell_of_compiling(quiet: bool) -> None:
-    """Announce compilation."""
     from nlflow.backends.numba import loading
 
     def say() -> None:
@@ -196,7 +186,6 @@ def warnings_kept() -> Iterator[list[str]]:
 
 @contextmanager
 def named(path: Path) -> Iterator[None]:
-    """Name the file."""
     from nlflow.errors import InputError
 
     try:
@@ -217,7 +206,6 @@ def check_installed(command: str, module: str, named: str) -> None:
 
 
 def check_out(out: Path | None) -> None:
-    """Refuse files."""
     from nlflow.errors import FileFormatError
 
     if out is not None and out.exists() and not out.is_dir():
@@ -225,7 +213,6 @@ def check_out(out: Path | None) -> None:
 
 
 def read_tokens(option: str, path: Path | None) -> Any:
-    """Read an array."""
     if path is None:
         return None
     from nlflow.errors import FileFormatError

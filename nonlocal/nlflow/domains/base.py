@@ -26,12 +26,12 @@ class Domain:
 
     @property
     def item_size(self) -> int:
-        """Of one item."""
+        """Number of nodes of one item."""
         return self.item.size
 
     @property
     def item_weights(self) -> Floats:
-        """Of one item."""
+        """Weights of the nodes of one item."""
         return self.item.weights
 
     @property
@@ -41,7 +41,7 @@ class Domain:
 
     @property
     def nodes(self) -> Floats:
-        """Positions, (N, m)."""
+        """Positions of the nodes, shape (N, m)."""
         raise NotImplementedError  # pragma: no cover - abstract
 
     @property

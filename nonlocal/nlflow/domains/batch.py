@@ -51,20 +51,20 @@ class Batch(Domain):
 
     @property
     def item(self) -> Domain:
-        """Of one item."""
+        """Return the domain of one item."""
         return self.one
 
     @property
     def shape(self) -> tuple[int, ...]:  # type: ignore[override]  # a field in the base, derived here
-        """``leading + domain.shape``."""
+        """Shape of the nodes, ``leading + domain.shape``."""
         return (*self.leading, *self.one.shape)
 
     @property
     def nodes(self) -> Floats:
-        """Positions, (N, m)."""
+        """Positions of the nodes, shape (N, m)."""
         return np.tile(self.one.nodes, (math.prod(self.leading), 1))
 
     @property
     def weights(self) -> Floats:
-        """Of shape ``shape``."""
+        """Quadrature weights, shape ``shape``."""
         return np.array(np.broadcast_to(self.one.weights, self.shape))

@@ -75,7 +75,7 @@ class Mask:
             object.__setattr__(self, "present", namespace(self.present).asarray(self.present, copy=True))
 
     def item(self, index: tuple[int, ...], leading: tuple[int, ...]) -> Mask:
-        """Of one item."""
+        """Return the mask of one item."""
         if self.present is None:
             return self
         present = namespace(self.present).broadcast_to(self.present, (*leading, self.present.shape[-1]))
@@ -167,7 +167,6 @@ class Sight:
         return result
 
     def item(self, index: tuple[int, ...], leading: tuple[int, ...]) -> Sight:
-        """Of one item."""
         result = copy.copy(self)
         whole = (*leading, self._count)
         if self.present is not None:

@@ -50,15 +50,15 @@ class Points(Domain):
 
     @property
     def shape(self) -> tuple[int, ...]:  # type: ignore[override]  # a field in the base, derived here
-        """Node shape, (N,)."""
+        """Shape of the nodes, (N,)."""
         return (len(self.positions),)
 
     @property
     def nodes(self) -> Floats:
-        """Positions, (N, m)."""
+        """Positions of the nodes, shape (N, m)."""
         return self.positions
 
     @property
     def weights(self) -> Floats:
-        """Quadrature weights, (N,)."""
+        """Quadrature weights, shape (N,)."""
         return self.quadrature

@@ -161,17 +161,14 @@ class Family:
         self._kept: dict[float, Equations] = {}
 
     def parameter(self, q: float) -> float:
-        """Return p."""
         low, high = self.bounds
         return low if q == 0 else high if q == 1 else low + float(q) * (high - low)
 
     def place(self, p: float) -> float:
-        """Return q."""
         low, high = self.bounds
         return (p - low) / (high - low)
 
     def at(self, q: float) -> Equations:
-        """Return the equations."""
         if q not in self._kept:
             if len(self._kept) > 8:
                 self._kept.pop(next(iter(self._kept)))
@@ -189,7 +186,6 @@ class Family:
         return equations
 
     def slope(self, x: Floats, q: float) -> Floats:
-        """Return dF/dq."""
         h = _DIFFERENCE
         if q - h < 0 or q + h > 1:
             h = h if q - h < 0 else -h
@@ -225,7 +221,6 @@ class Continuation:
     # ---- the geometry
 
     def inner(self, v: Point, w: Point) -> float:
-        """The inner product."""
         return self.family.first.inner(v[0], w[0]) / self.size**2 + v[1] * w[1]
 
     def unit(self, v: Point) -> Point:
@@ -298,7 +293,6 @@ class Continuation:
     # ---- the walk
 
     def begun(self, parameter: float, direction: int) -> Branch:
-        """Return its branch."""
         q = self.family.place(parameter)
         search = Search(self.family.first, self.rtol, self.family.first.start)
         if not search.newton(100) and not search.newton(100, bordered=False):

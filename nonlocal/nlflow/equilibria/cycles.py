@@ -211,7 +211,6 @@ class Shooting:
         return np.stack(found, axis=1)
 
     def closed(self, x: Floats, period: float, rtol: float, maxiter: int) -> Cycle:
-        """Close the cycle."""
         equations, first = self.equations, period
         least = 1e-6 * equations.norm(equations(x)) * period
         residual, jacobian, course = math.inf, np.zeros((0, 0)), np.zeros((0, len(x)))
@@ -240,7 +239,6 @@ class Shooting:
         return self._told(course if len(course) else self.sampled(x, period), period, residual, rtol, count)
 
     def sampled(self, x: Floats, period: float) -> Floats:
-        """Sample a period."""
         return self.course(x, np.linspace(0.0, period, _SAMPLES + 1), _FINE)
 
     def _stepped(self, x: Floats, period: float, end: Floats, jacobian: Floats, along: Floats) -> tuple[Floats, float]:

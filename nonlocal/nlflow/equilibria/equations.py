@@ -124,7 +124,6 @@ class Equations:
     # ---- vectors and signals
 
     def signal(self, x: Floats) -> Array:
-        """Return x's signal."""
         full = self._held.copy()
         full[self.free] = x
         return constant_like(full, self.like)
@@ -144,7 +143,6 @@ class Equations:
         return full
 
     def inner(self, v: Floats, w: Floats) -> float:
-        """The inner product."""
         return float(np.sum(self.weights * v * w))
 
     def norm(self, v: Floats) -> float:
@@ -175,7 +173,6 @@ class Equations:
             self.flow.applications = counted
 
     def times(self, x: Floats, v: Floats) -> Floats:
-        """Return J(x) v."""
         counted = self.flow.applications
         try:
             with np.errstate(over="ignore", invalid="ignore"):
@@ -362,12 +359,10 @@ class Neutral:
 
     @property
     def count(self) -> int:
-        """How many."""
         return int(self.columns.shape[1])
 
     @property
     def words(self) -> str:
-        """What they are."""
         moved = self.count - self.conserved
         parts = [f"{self.conserved} conserved mean{'s' * (self.conserved > 1)}"] * bool(self.conserved)
         parts += [f"{moved} translation{'s' * (moved > 1)}"] * bool(moved)
@@ -415,7 +410,6 @@ class Tangent:
 
     @cached_property
     def matrix(self) -> Floats:
-        """The Jacobian's matrix."""
         return self.equations.matrix(self.x)
 
     def times(self, v: Floats) -> Floats:

@@ -103,7 +103,6 @@ def _measure(flow: LinearFlow) -> Floats:
 
 
 def direct(system: System, rtol: float, memory_limit: float | None) -> Equilibrium:
-    """Use state reduction."""
     from scipy.linalg import solve_triangular
 
     flow, free, n = system.flow, system.free, len(system.free)
@@ -141,7 +140,6 @@ def direct(system: System, rtol: float, memory_limit: float | None) -> Equilibri
 
 
 def by_gmres(system: System, rtol: float, maxiter: int) -> Equilibrium:
-    """Solve by GMRES."""
     flow, phi, free = system.flow, system.phi, system.free[:, None]
     held = flow.terms.constraint
     seen = 0.0 if held is None else np.asarray(to_numpy(held.seen(flow.affinity)), np.float64).reshape(-1, 1)

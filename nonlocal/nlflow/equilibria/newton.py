@@ -117,7 +117,6 @@ class Search(Brief):
         return self.residual(x, value) <= self.rtol
 
     def result(self, method: str) -> Equilibrium:
-        """Return the equilibrium."""
         equations = self.equations
         u = equations.signal(self.x)
         residual = self.residual(equations._vector(u))
@@ -251,7 +250,6 @@ class Deflation:
         return [(max(self.equations.norm(gap), 1e-150), gap) for gap in gaps]
 
     def value(self, x: Floats) -> float:
-        """Return the factor."""
         return math.prod(far**-_POWER + _SHIFT for far, _ in self._distances(x))
 
     def factor(self, x: Floats, step: Floats) -> float:

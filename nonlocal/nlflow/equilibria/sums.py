@@ -203,7 +203,6 @@ def spectral_sums(
 
 
 def check_estimates(samples: Any, averages: Any, rng: Any) -> tuple[int, int, np.random.Generator]:
-    """Return checked options."""
     samples = check_integer("samples", samples, minimum=2)
     return samples, check_integer("averages", averages, minimum=1), check_generator(rng)
 

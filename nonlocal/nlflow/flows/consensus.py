@@ -76,7 +76,6 @@ class AveragingFlow(Flow):
         self._pairs = PairFields(kernel.weight(), kernel.support(_UNSEEN[x.dtype.itemsize]))
 
     def velocity(self, u: Array) -> Array:
-        """See `Flow.velocity`."""
         self.applications += 1
         xp, seen = namespace(u), u if self.data is None else self.data
         weights = self.weights if is_numpy(u) else kept_like(self.weights, u)
@@ -122,12 +121,10 @@ class AveragingFlow(Flow):
         return self._size, "that of the particles"
 
     def rebuilt(self, u: Array) -> Self:
-        """See `Flow.rebuilt`."""
         del u
         return self
 
     def given(self) -> list[Any]:
-        """See `Flow.given`."""
         return [repr(self), self.weights, None if self.data is None else to_numpy(self.data)]
 
     def __repr__(self) -> str:
@@ -227,14 +224,13 @@ class Kuramoto(Flow):
         return math.hypot(c, s), math.atan2(s, c)
 
     def velocity(self, u: Array) -> Array:
-        """See `Flow.velocity`."""
         self.applications += 1
         r, psi = self.order_parameter(u)
         return self.frequencies + self.coupling * r * namespace(u).sin(psi - u)
 
     @property
     def has_energy(self) -> bool:
-        """True."""
+        """True: there is an energy."""
         return True
 
     def energy(self, u: Array) -> float:
@@ -247,12 +243,10 @@ class Kuramoto(Flow):
         return tuple(self.frequencies.shape), "phases"
 
     def rebuilt(self, u: Array) -> Self:
-        """See `Flow.rebuilt`."""
         del u
         return self
 
     def given(self) -> list[Any]:
-        """See `Flow.given`."""
         return [to_numpy(self.frequencies), self.coupling]
 
     def __repr__(self) -> str:

@@ -89,7 +89,6 @@ class Event(Tracker):
     # ---- as a tracker
 
     def start(self, flow: Flow, u: Array, t: float, end: float) -> None:
-        """See `Tracker.start`."""
         self._found, self._crowd = [], 0
         self._tol, self._end = 1e-10 * end if self.tol is None else self.tol, end
         if flow.noise is not None:
@@ -103,22 +102,18 @@ class Event(Tracker):
             raise InputError(f"{error}; start where it has one") from error
 
     def begin(self, flow: Flow, u: Array, t: float, about: Any) -> None:
-        """See `Tracker.begin`."""
         self.arm(t, u, flow)
 
     def look(self, flow: Flow, u: Array, t: float) -> str | None:
-        """See `Tracker.look`."""
         return None
 
     def record(self) -> dict[str, NDArray[np.float64]]:
-        """See `Tracker.record`."""
         record = {"t": np.array([t for t, _ in self._found], dtype=np.float64)}
         if self.signals and self._found:
             record["u"] = np.stack([np.asarray(u) for _, u in self._found])
         return record
 
     def restore(self, record: dict[str, NDArray[np.float64]]) -> None:
-        """See `Tracker.restore`."""
         signals = record["u"] if "u" in record else [np.empty(0)] * len(record["t"])
         self._found = list(zip(record["t"].tolist(), signals, strict=True))
 

@@ -62,15 +62,12 @@ class Resumable(Tracker):
         self.count, self._resumed = 0, False
 
     def record(self) -> dict[str, NDArray[np.float64]]:
-        """See `Tracker.record`."""
         return {"count": np.array([float(self.count)])}
 
     def restore(self, record: dict[str, NDArray[np.float64]]) -> None:
-        """See `Tracker.restore`."""
         self.count, self._resumed = int(record["count"][0]), True
 
     def finish(self) -> None:
-        """See `Tracker.finish`."""
         self._lock.close()
 
 
@@ -148,7 +145,6 @@ class Frames(Resumable):
         return None
 
     def finish(self) -> None:
-        """See `Tracker.finish`."""
         try:
             self._series.close()
         finally:

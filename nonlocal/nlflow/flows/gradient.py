@@ -97,7 +97,6 @@ class GradientFlow(LinearFlow):
         return self._functional
 
     def rebuilt(self, u: Array) -> Self:
-        """See `Flow.rebuilt`."""
         functional = self._functional.with_affinity(self._functional.given._updated(u))
         result = self._replaced(functional.affinity, functional.fidelity_in(self.inner), u)
         result._functional = functional
@@ -167,7 +166,6 @@ class AttentionFlow(LinearFlow):
         return E(self.affinity, self.observed, self.fidelity, measure="degree")
 
     def rebuilt(self, u: Array) -> Self:
-        """See `Flow.rebuilt`."""
         return self._replaced(self.affinity._updated(u), self.fidelity, u)
 
     def __repr__(self) -> str:

@@ -66,11 +66,9 @@ class LinearFlow(Flow):
 
     @property
     def functional(self) -> J | None:
-        """See `Flow.functional`."""
         return None
 
     def given(self) -> list[Any]:
-        """See `Flow.given`."""
         # The fidelity as it was given: what the flow makes of it is rounded, by each number of processes differently.
         stated = self.functional if isinstance(self.functional, E) else None
         fidelity = None if self.fidelity is None else self.fidelity.stated(self.observed)
@@ -80,12 +78,10 @@ class LinearFlow(Flow):
 
     @property
     def tracked(self) -> bool:
-        """See `Flow.tracked`."""
         return super().tracked or self.terms.tracked or (self.fidelity is not None and self.fidelity.tracked)
 
     @property
     def timed(self) -> bool:
-        """See `Flow.timed`."""
         return self.terms.timed
 
     def _at_time(self, t: float) -> Self:
@@ -95,16 +91,13 @@ class LinearFlow(Flow):
         return result
 
     def moments(self, t: float, like: Array) -> list[Array]:
-        """See `Flow.moments`."""
         return self.terms.moments(t, like)
 
     def held(self, u: Array) -> Array:
-        """See `Flow.held`."""
         constraint = self.terms.constraint
         return u if constraint is None else constraint.held(u, self.time)
 
     def free(self, v: Array) -> Array:
-        """See `Flow.free`."""
         return v if self.terms.constraint is None else self.terms.constraint.free(v)
 
     def on_free(self, v: Array) -> Array:
@@ -144,7 +137,6 @@ class LinearFlow(Flow):
 
     @property
     def affinities(self) -> list[Affinity]:
-        """See `Flow.affinities`."""
         return [self.affinity, *([] if self.terms.reaction is None else self.terms.reaction.averages)]
 
     def _boundary(self, constraint: Held, u: Array) -> Array:
@@ -236,7 +228,6 @@ class LinearFlow(Flow):
 
     @property
     def unspread(self) -> str | None:
-        """See `Flow.unspread`."""
         if self.inner.by_nodes:
             return None
         if self.inner.varies or self.modes is None:
@@ -317,7 +308,6 @@ class LinearFlow(Flow):
         return result
 
     def check_signal(self, name: str, value: Any) -> Array:
-        """See `Flow.check_signal`."""
         u = self.held(super().check_signal(name, value))
         if self.terms.reaction is not None:
             self.terms.reaction.check_start(name, u)
@@ -371,7 +361,6 @@ class LinearFlow(Flow):
         return self._bounds[0][1]
 
     def tension(self, u: Array) -> float:
-        """See `Flow.tension`."""
         now, parts = self.at(u), []
         with np.errstate(over="ignore", invalid="ignore"):
             deviation = u - now.mean(u)
@@ -385,16 +374,13 @@ class LinearFlow(Flow):
             return 0.0 if math.isnan(scale) else total * scale
 
     def energy(self, u: Array) -> float:
-        """See `Flow.energy`."""
         return float(self._pending_energy(u))
 
     def pending_energy(self, u: Array) -> Pending | float:
-        """See `Flow.pending_energy`."""
         return self._pending_energy(u) if self.leaves_pending else self.energy(u)
 
     @property
     def leaves_pending(self) -> bool:
-        """See `Flow.leaves_pending`."""
         return self._depth("energy") >= self._depth("_pending_energy")
 
     def _pending_energy(self, u: Array) -> Pending | float:
@@ -410,7 +396,6 @@ class LinearFlow(Flow):
 
     @property
     def has_energy(self) -> bool:
-        """See `Flow.has_energy`."""
         return super().has_energy and self.terms.has_potential
 
     def _potential(self, affinity: Affinity, u: Array, channels: Floats | None = None) -> Pending:

@@ -410,7 +410,6 @@ class Loop:
         return {**made, "problem": self.fingerprint, "kernel": kernel}
 
     def save(self, states: Checkpoints) -> None:
-        """Write a checkpoint."""
         now, whole = self.state, self.flow.affinity.whole
         writes = self.flow.affinity.writes(now.steps)
         arrays = {"u": whole(now.u), "probe": self.probe}

@@ -105,11 +105,9 @@ class Modes:
         return self.basis.back(image, dtype)
 
     def linear(self, image: NDArray[Any]) -> NDArray[Any]:
-        """Apply A."""
         return self._times(self._values, image)
 
     def moved(self, image: NDArray[Any]) -> NDArray[Any]:
-        """Apply B."""
         return image if isinstance(self._moving, float) else self._times(self._moving, image)
 
     def phi(self, k: int, h: float, image: NDArray[Any]) -> NDArray[Any]:
@@ -122,7 +120,6 @@ class Modes:
         return self._times(self._gain(("deviation", 0, h), lambda: deviation(h, self._values)), image)
 
     def root_of_metric(self, image: NDArray[Any]) -> NDArray[Any]:
-        """Apply B^1/2."""
         return self._times(self._gain(("root", 0, 0), lambda: np.sqrt(self._moving + 0 * self._values)), image)
 
     def inverse(self, s: float, shift: float, image: NDArray[Any]) -> NDArray[Any]:
@@ -137,7 +134,6 @@ class Modes:
         return self._times(self._gain(("inverse", s, shift), gain), image)
 
     def eigenvalues(self) -> NDArray[Any]:
-        """Return A's eigenvalues."""
         return np.asarray(np.linalg.eigvals(self._values) if self._mixed else self._values).ravel()
 
     def _gain(self, key: tuple[Any, ...], made: Callable[[], Floats]) -> Floats:

@@ -297,11 +297,11 @@ class Noise:
         return flow.free(flow.spread(white))
 
     def times(self, flow: Flow, u: Array, white: Array) -> Array:
-        """s(u) times increments."""
+        """Return s(u) times the increments."""
         return self.strength_at(flow, u) * self.mixed(white)
 
     def mixed(self, white: Array) -> Array:
-        """`channels` times increments."""
+        """Return `channels` times the increments."""
         if self.channels is None:
             return white
         share = kept_like(self.channels, white)

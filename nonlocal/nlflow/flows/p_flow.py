@@ -57,7 +57,6 @@ class PFlow(Flow):
 
     @property
     def functional(self) -> Jp:
-        """See `Flow.functional`."""
         return self._functional
 
     def velocity(self, u: Array) -> Array:
@@ -66,7 +65,6 @@ class PFlow(Flow):
         return -self._functional.gradient(u)
 
     def check_signal(self, name: str, value: Any) -> Array:
-        """See `Flow.check_signal`."""
         u = super().check_signal(name, value)
         misfit = _misfit(self._functional)
         if misfit.floor(u) is not None and float(u.min()) < 0:
@@ -74,7 +72,6 @@ class PFlow(Flow):
         return u
 
     def given(self) -> list[Any]:
-        """See `Flow.given`."""
         own = self._functional
         fidelity = None if self.observed is None else own.fidelity
         return ["", self.observed, fidelity, own.p, own.isotropic, _misfit(own)]
@@ -133,11 +130,9 @@ class ForwardBackward(FixedStep):
         return 1 / float(slope.max()) if slope.max() > 0 else math.inf
 
     def surely_stable(self, flow: Flow) -> bool:
-        """See `Integrator.surely_stable`."""
         return bool(flow.functional.p > 2)
 
     def check_kind(self, flow: Flow) -> None:
-        """See `Integrator.check_kind`."""
         if not isinstance(flow, PFlow):
             raise InputError(
                 f"integrator: ForwardBackward is for a PFlow, got {type(flow).__name__}; use SemiImplicit() or "
@@ -150,7 +145,6 @@ class ForwardBackward(FixedStep):
             )
 
     def step(self, flow: Flow, u: Array, dt: float) -> Array:
-        """See `FixedStep.step`."""
         self.check_kind(flow)
         jp: Any = flow.functional
         flow.applications += 1
@@ -184,12 +178,10 @@ class LaggedDiffusivity(FixedStep):
         self.smoothing = check_number("smoothing", smoothing, minimum=0, strict=True)
 
     def stability_limit(self, flow: Flow) -> float:
-        """See `Integrator.stability_limit`."""
         del flow
         return math.inf
 
     def check_kind(self, flow: Flow) -> None:
-        """See `Integrator.check_kind`."""
         if not isinstance(flow, PFlow):
             raise InputError(
                 f"integrator: LaggedDiffusivity is for a PFlow, got {type(flow).__name__}; use Exponential() or "
@@ -202,7 +194,6 @@ class LaggedDiffusivity(FixedStep):
             )
 
     def step(self, flow: Flow, u: Array, dt: float) -> Array:
-        """See `FixedStep.step`."""
         self.check_kind(flow)
         jp: Any = flow.functional
         flow.applications += 1

@@ -238,15 +238,12 @@ class ParticleFlow(SecondOrder):
 
     @property
     def inertial(self) -> bool:
-        """See `SecondOrder.inertial`."""
         return self.friction is not None
 
     def parts(self, state: Array) -> tuple[Array, Array]:
-        """See `SecondOrder.parts`."""
         return state[:, : self.dimensions], state[:, self.dimensions :]
 
     def joined(self, displacement: Array, velocity: Array) -> Array:
-        """See `SecondOrder.joined`."""
         return namespace(displacement).concat([displacement, velocity], axis=1)
 
     def wrapped(self, u: Array) -> Array:
@@ -283,7 +280,6 @@ class ParticleFlow(SecondOrder):
         return xp.zeros_like(x) if total is None else xp.astype(total, x.dtype, copy=False)
 
     def velocity(self, u: Array) -> Array:
-        """See `Flow.velocity`."""
         if not self.inertial:
             return self.acceleration(u)
         x, v = self.parts(u)
@@ -295,7 +291,6 @@ class ParticleFlow(SecondOrder):
         return friction if self.drag == 0 else friction + self.drag * namespace(v).sum(v * v, axis=1, keepdims=True)
 
     def kicked(self, velocity: Array, acceleration: Array, dt: float) -> Array:
-        """See `SecondOrder.kicked`."""
         if self.drag == 0:
             kept, gained = response(self.friction or 0.0, dt)
             return kept * velocity + gained * acceleration
@@ -315,11 +310,9 @@ class ParticleFlow(SecondOrder):
 
     @property
     def dissipation(self) -> float:  # type: ignore[override]  # a number of the class elsewhere
-        """See `Flow.dissipation`."""
         return 1.0 if self.friction is None else self.friction
 
     def check_noise(self, noise: Noise) -> None:
-        """See `Flow.check_noise`."""
         if self.friction is None:
             return
         if not noise.additive:
@@ -331,7 +324,6 @@ class ParticleFlow(SecondOrder):
             )
 
     def spread(self, white: Array) -> Array:
-        """See `Flow.spread`."""
         if not self.inertial:
             return white
         still, moved = self.parts(white)
@@ -366,7 +358,6 @@ class ParticleFlow(SecondOrder):
     # ---- the contract
 
     def check_signal(self, name: str, value: Any) -> Array:
-        """See `Flow.check_signal`."""
         u = super().check_signal(name, value)
         self._check_apart(name, self.wrapped(u), InputError)
         return u
@@ -377,12 +368,10 @@ class ParticleFlow(SecondOrder):
         return (len(self.weights), self.dimensions * (2 if self.inertial else 1)), f"{what} of the particles"
 
     def rebuilt(self, u: Array) -> Self:
-        """See `Flow.rebuilt`."""
         del u
         return self
 
     def given(self) -> list[Any]:
-        """See `Flow.given`."""
         return [repr(self), self.weights, self.potential]
 
     def __repr__(self) -> str:

@@ -474,42 +474,34 @@ class SumOfReactions(Reaction):
         return result
 
     def when(self, t: float) -> Reaction:
-        """See `Reaction.when`."""
         return self._of(*(one.when(t) for one in self.parts)) if self.timed else self
 
     def on(self, affinity: Affinity) -> Reaction:
-        """See `Reaction.on`."""
         return self._of(*(one.on(affinity) for one in self.parts))
 
     @property
     def averages(self) -> list[Affinity]:
-        """See `Reaction.averages`."""
         return [affinity for one in self.parts for affinity in one.averages]
 
     def function(self, u: Array) -> Array:
-        """See `Reaction.function`."""
         first, second = self.parts
         return first.function(u) + second.function(u)
 
     @property
     def derivative(self) -> Callable[[Array], Array] | None:
-        """See `Reaction.derivative`."""
         slopes = [one.derivative for one in self.parts]
         return None if self.turns or None in slopes else lambda u: sum(slope(u) for slope in slopes)  # type: ignore[misc]
 
     @property
     def potential(self) -> Callable[[Array], Array] | None:
-        """See `Reaction.potential`."""
         found = [one.potential for one in self.parts]
         return None if None in found else lambda u: sum(one(u) for one in found)  # type: ignore[misc]
 
     def jacobian(self, u: Array, v: Array) -> Array:
-        """See `Reaction.jacobian`."""
         first, second = self.parts
         return first.jacobian(u, v) + second.jacobian(u, v)
 
     def word(self) -> str:
-        """See `Reaction.word`."""
         return " + ".join(one.word() for one in self.parts)
 
     def __repr__(self) -> str:

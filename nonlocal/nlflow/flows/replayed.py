@@ -63,24 +63,19 @@ class Replayed(Around):
 
     @property
     def unit_steps(self) -> bool:  # type: ignore[override]
-        """See `Integrator.unit_steps`."""
         return self.integrator.unit_steps
 
     @property
     def length(self) -> float | None:
-        """See `Integrator.length`."""
         return self.integrator.length
 
     def surely_stable(self, flow: Flow) -> bool:
-        """See `Integrator.surely_stable`."""
         return self.integrator.surely_stable(flow)
 
     def unstable(self, flow: Flow, limit: float) -> str:
-        """See `Integrator.unstable`."""
         return self.integrator.unstable(flow, limit)
 
     def check_kind(self, flow: Flow) -> None:
-        """See `Integrator.check_kind`."""
         changes = [word for word, found in (
             ("whose kernel follows the signal", flow.evolving), ("that depends on time", flow.timed),
             ("with noise", flow.noise is not None), ("of NumPy arrays", flow.affinity.device is None),
@@ -93,7 +88,6 @@ class Replayed(Around):
         self.integrator.check(flow)
 
     def advance(self, flow: Flow, u: Array, t: float, target: float, memory: dict[str, Any]) -> tuple[Array, float]:
-        """See `Integrator.advance`."""
         step, remaining = float(self.integrator.length or 1.0), target - t
         if remaining <= step * (1 + 1e-9) and remaining != step and not self.unit_steps:
             return self.integrator.advance(flow, u, t, target, memory)

@@ -189,12 +189,10 @@ class SphereFlow(Flow):
         return tangent(x, self.attention(x))
 
     def held(self, u: Array) -> Array:
-        """See `Flow.held`."""
         xp = namespace(u)
         return u / xp.sqrt(xp.sum(u * u, axis=1, keepdims=True))
 
     def rebuilt(self, u: Array) -> Self:
-        """See `Flow.rebuilt`."""
         return self._with(self.affinity.update(u), u)
 
     @property
@@ -250,12 +248,10 @@ class SphereFlow(Flow):
         return float(self._pending_energy(u))
 
     def pending_energy(self, u: Array) -> Pending | float:
-        """See `Flow.pending_energy`."""
         return self._pending_energy(u) if self.leaves_pending else self.energy(u)
 
     @property
     def leaves_pending(self) -> bool:
-        """See `Flow.leaves_pending`."""
         return type(self).energy is SphereFlow.energy and self.normalization != "sinkhorn"
 
     def _pending_energy(self, u: Array) -> Pending | float:
@@ -305,7 +301,6 @@ class SphereFlow(Flow):
         return tuple(self.affinity.tokens.shape), "that of the flow's tokens"
 
     def given(self) -> list[Any]:
-        """See `Flow.given`."""
         return [
             self.normalization,
             self.value_map if self.value_map is None else to_numpy(self.value_map).tobytes().hex(),
@@ -373,11 +368,9 @@ class SphereStep(FixedStep):
     takes_constraint = True
 
     def stability_limit(self, flow: Flow) -> float:
-        """See `Integrator.stability_limit`."""
         return 2 / as_sphere(flow).rate if as_sphere(flow).rate > 0 else math.inf
 
     def unstable(self, flow: Flow, limit: float) -> str:
-        """See `Integrator.unstable`."""
         return (
             f"dt: got {self.dt:g}, which is unstable for this flow: tokens of a cluster meet at the rate "
             f"{as_sphere(flow).rate:.6g}, so {type(self).__name__} needs dt < {limit:.6g}; reduce dt, or use "
@@ -385,7 +378,6 @@ class SphereStep(FixedStep):
         )
 
     def check_kind(self, flow: Flow) -> None:
-        """See `Integrator.check_kind`."""
         if not isinstance(flow, SphereFlow):
             raise InputError(
                 f"integrator: {type(self).__name__} is for a SphereFlow, got {type(flow).__name__}; use RungeKutta()"
@@ -393,7 +385,6 @@ class SphereStep(FixedStep):
 
 
 def as_sphere(flow: Any) -> SphereFlow:
-    """Narrow the type."""
     return cast(SphereFlow, flow)
 
 
@@ -424,7 +415,6 @@ class GeodesicEuler(SphereStep):
     order = 1.0
 
     def step(self, flow: Flow, u: Array, dt: float) -> Array:
-        """See `FixedStep.step`."""
         return turned(u, u, flow.velocity(u), dt)
 
 
@@ -452,7 +442,6 @@ class GeodesicMidpoint(SphereStep):
     order = 2.0
 
     def step(self, flow: Flow, u: Array, dt: float) -> Array:
-        """See `FixedStep.step`."""
         middle = turned(u, u, flow.velocity(u), dt / 2)
         return turned(u, middle, flow.velocity(middle), dt)
 
@@ -469,7 +458,6 @@ class LayerStep(SphereStep):
         return math.inf
 
     def step(self, flow: Flow, u: Array, dt: float) -> Array:
-        """See `FixedStep.step`."""
         xp, share = namespace(u), dt / (1 + dt)  # of a sum that is in range for every dt
         found = (1 - share) * u + share * as_sphere(flow).attention(u)
         if not bool(xp.all(_length(xp, found) > 0)):

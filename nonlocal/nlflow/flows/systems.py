@@ -111,21 +111,18 @@ class SystemFlow(LinearFlow):
 
     @property
     def channels(self) -> int:
-        """D, their number."""
+        """D, the number of channels."""
         return len(self.couplings)
 
     @property
     def affinities(self) -> list[Affinity]:
-        """See `Flow.affinities`."""
         return [*(one.affinity for one in dict.fromkeys(self.functionals)), *super().affinities[1:]]
 
     @property
     def mixes(self) -> bool:
-        """See `LinearFlow.mixes`."""
         return not self.diagonal
 
     def width(self, *, diffusion: bool = False) -> int:
-        """See `LinearFlow.width`."""
         del diffusion
         return self.channels
 
@@ -149,11 +146,9 @@ class SystemFlow(LinearFlow):
         return xp.reshape(mixed, tuple(v.shape))
 
     def spectral_bounds(self) -> tuple[float, float]:
-        """See `LinearFlow.spectral_bounds`."""
         return 0.0, self.diffusion_bound()
 
     def diffusion_bound(self) -> float:
-        """See `LinearFlow.diffusion_bound`."""
         pairs = list(zip(self._groups, self._rates, strict=True))
         if self.diagonal:
             own = np.diag(self.couplings)
@@ -173,7 +168,6 @@ class SystemFlow(LinearFlow):
 
     @property
     def has_own_bounds(self) -> bool:
-        """See `LinearFlow.has_own_bounds`."""
         pieces = ("average", "diffusion", "linear", "spectral_bounds", "diffusion_bound")
         return all(self._depth(piece) >= self._depth("_diagonal_rate") for piece in pieces)
 
@@ -196,14 +190,12 @@ class SystemFlow(LinearFlow):
         return namespace(like).concat(columns, axis=-1) if self._rates else 0.0
 
     def measure(self, like: Array) -> Array:
-        """See `Flow.measure`."""
         if self.inner.measure == "l2" or len(set(self.functionals)) == 1:
             return super().measure(like)
         measures = [one.affinity.measure(self.inner.measure, like, by_item=True) for one in self.functionals]
         return namespace(like).stack(measures, axis=-1)
 
     def mass(self, like: Array) -> Array:
-        """See `Flow.mass`."""
         if self.inner.measure == "l2" or len(self.affinities) == 1:
             return super().mass(like)
         return namespace(like).stack([self._mass_of(one.affinity, like) for one in self.functionals], axis=-1)
@@ -215,7 +207,6 @@ class SystemFlow(LinearFlow):
 
     @property
     def has_energy(self) -> bool:
-        """See `Flow.has_energy`."""
         return self.diagonal and self.terms.has_potential
 
     def energy(self, u: Array) -> float:
@@ -252,7 +243,6 @@ class SystemFlow(LinearFlow):
         return (*self.affinity.domain.shape, self.channels), words
 
     def given(self) -> list[Any]:
-        """See `Flow.given`."""
         kernels = [one.affinity.kernel for one in self.functionals[1:]]
         return [f"couplings {self.couplings.tolist()!r}", *kernels, *super().given()]
 

@@ -83,7 +83,6 @@ class SumOfSignals(Signal):
         self._parts = (first, second)
 
     def at(self, t: float, like: Array | None = None) -> Array:
-        """See `Signal.at`."""
         first, second = self._parts
         return first.at(t, like) + second.at(t, like)
 
@@ -148,7 +147,6 @@ class Terms:
 
     @property
     def has_potential(self) -> bool:
-        """Whether `potential` exists."""
         return self.reaction is None or self.reaction.potential is not None
 
     @property
@@ -162,7 +160,6 @@ class Terms:
         return self.reaction is not None and self.reaction.turns
 
     def driving(self, t: float, u: Array) -> Array:
-        """R(u) + g(t)."""
         if self.reaction is None:
             assert self.source is not None
             return self.source.at(t, u)
@@ -195,7 +192,6 @@ class Terms:
 
 
 def as_terms(affinity: Affinity, reaction: Any, source: Any, observed: Any = None, constraint: Any = None) -> Terms:
-    """Return checked terms."""
     if reaction is not None and not isinstance(reaction, Reaction):
         raise InputError(
             f"reaction: got {type(reaction).__name__}, expected a Reaction, such as AllenCahn() or "

@@ -84,7 +84,6 @@ class Times:
         return float(later[0]) if later.size else math.inf
 
     def due(self, steps: int, t: float) -> bool:
-        """Whether to look."""
         if self.interval is not None:
             return abs(round(t / self.interval) * self.interval - t) <= SAME * t
         if self.at is not None:
@@ -172,11 +171,9 @@ class _Series(Tracker):
         self._rows: list[tuple[float, Pending | float]] = []
 
     def start(self, flow: Flow, u: Array, t: float, end: float) -> None:
-        """See `Tracker.start`."""
         self._rows = []
 
     def at_once(self, flow: Flow) -> bool:
-        """See `Tracker.at_once`."""
         del flow
         return False
 
@@ -194,7 +191,6 @@ class _Series(Tracker):
         return {"t": np.array(times, np.float64), "value": np.array(values, np.float64)}
 
     def restore(self, record: dict[str, NDArray[np.float64]]) -> None:
-        """See `Tracker.restore`."""
         self._rows = list(zip(record["t"].tolist(), record["value"].tolist(), strict=True))
 
 
@@ -204,7 +200,6 @@ class Energy(_Series):
     name = "energy"
 
     def start(self, flow: Flow, u: Array, t: float, end: float) -> None:
-        """See `Tracker.start`."""
         if not flow.has_energy:
             raise InputError(
                 f"trackers: Energy needs a flow that descends a functional, got {flow!r}, which has none, as where "
@@ -213,11 +208,9 @@ class Energy(_Series):
         super().start(flow, u, t, end)
 
     def at_once(self, flow: Flow) -> bool:
-        """See `Tracker.at_once`."""
         return not flow.leaves_pending
 
     def look(self, flow: Flow, u: Array, t: float) -> str | None:
-        """See `Tracker.look`."""
         self._add(t, flow.pending_energy(u))
         return None
 
@@ -228,7 +221,6 @@ class DistanceToConstant(_Series):
     name = "distance"
 
     def look(self, flow: Flow, u: Array, t: float) -> str | None:
-        """See `Tracker.look`."""
         self._add(t, flow.pending_distance(u))
         return None
 
@@ -252,7 +244,6 @@ class Callback(Tracker):
         self.function = function
 
     def look(self, flow: Flow, u: Array, t: float) -> str | None:
-        """See `Tracker.look`."""
         answer = self.function(t, u, flow)
         if isinstance(answer, str):
             return answer or None
@@ -272,7 +263,6 @@ class Progress(Tracker):
         self._bar: Any = None
 
     def start(self, flow: Flow, u: Array, t: float, end: float) -> None:
-        """See `Tracker.start`."""
         self._origin = t
         self._bar = bar(
             total=end - t, desc=self.label, unit="t", mininterval=1.0,
@@ -280,17 +270,14 @@ class Progress(Tracker):
         )  # fmt: skip
 
     def at_once(self, flow: Flow) -> bool:
-        """See `Tracker.at_once`."""
         del flow
         return False
 
     def look(self, flow: Flow, u: Array, t: float) -> str | None:
-        """See `Tracker.look`."""
         self._bar.update(max(t - self._origin - self._bar.n, 0))
         return None
 
     def finish(self) -> None:
-        """See `Tracker.finish`."""
         if self._bar is not None:
             self._bar.close()
 
@@ -370,12 +357,10 @@ class Checkpoint(Tracker):
             raise failure or InputError(f"path: the process that writes files cannot write to {str(self.path)!r}")
 
     def at_once(self, flow: Flow) -> bool:
-        """See `Tracker.at_once`."""
         self._due = self._is_time(flow)
         return self._due
 
     def look(self, flow: Flow, u: Array, t: float) -> str | None:
-        """See `Tracker.look`."""
         due, self._due = self._due, None
         if self._is_time(flow) if due is None else due:
             self._save()
@@ -385,7 +370,6 @@ class Checkpoint(Tracker):
         return flow.affinity.agreed(time.monotonic() - self._last >= self._pause)  # clocks differ between processes
 
     def finish(self) -> None:
-        """See `Tracker.finish`."""
         try:
             self._save()
         finally:
@@ -436,7 +420,6 @@ class SteadyState(Tracker):
         self._speed = 0.0
 
     def start(self, flow: Flow, u: Array, t: float, end: float) -> None:
-        """See `Tracker.start`."""
         self._speed = flow.speed(u)
         # What is slow is not at rest: a chain of a small gap is there at the end of a long run only, and nodes of a
         # small measure, which are not seen in a norm, may move fast.
@@ -455,16 +438,13 @@ class SteadyState(Tracker):
         return max(self.rtol * self._speed, self.atol)
 
     def look(self, flow: Flow, u: Array, t: float) -> str | None:
-        """See `Tracker.look`."""
         speed = flow.speed(u)
         return f"steady state: rms of du/dt is {speed:.3g}" if speed <= self._threshold else None
 
     def record(self) -> dict[str, NDArray[np.float64]]:
-        """See `Tracker.record`."""
         return {"threshold": np.array([self._threshold]), "speed": np.array([self._speed])}
 
     def restore(self, record: dict[str, NDArray[np.float64]]) -> None:
-        """See `Tracker.restore`."""
         self._speed = float(record["speed"][0])
 
 
@@ -499,12 +479,10 @@ class DiscrepancyPrinciple(Tracker):
         self.factor = check_number("factor", factor, minimum=0)
 
     def start(self, flow: Flow, u: Array, t: float, end: float) -> None:
-        """See `Tracker.start`."""
         if tuple(self.observed.shape) != tuple(u.shape):
             raise InputError(f"observed: got shape {tuple(self.observed.shape)}, expected {tuple(u.shape)}, that of u")
 
     def look(self, flow: Flow, u: Array, t: float) -> str | None:
-        """See `Tracker.look`."""
         residual = root_mean_square(u - self.observed)
         if residual < self.factor * self.sigma:
             return None

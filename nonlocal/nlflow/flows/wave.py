@@ -96,23 +96,19 @@ class WaveFlow(SecondOrder):
         return state[..., number] if half == 1 else state[..., number * half : (number + 1) * half]
 
     def parts(self, state: Array) -> tuple[Array, Array]:
-        """See `SecondOrder.parts`."""
         return self.displacement(state), self.flow.free(self.speed_of(state))
 
     def joined(self, displacement: Array, velocity: Array) -> Array:
-        """See `SecondOrder.joined`."""
         xp, both = namespace(displacement), [displacement, velocity]
         alone = displacement.ndim == len(self.affinity.domain.shape)
         return xp.stack(both, axis=-1) if alone else xp.concat(both, axis=-1)
 
     def check_signal(self, name: str, value: Any) -> Array:
-        """See `Flow.check_signal`."""
         y = super().check_signal(name, value)
         self.flow.check_signal(name, self.displacement(y))
         return self.held(y)
 
     def check_kind(self, name: str, y: Array) -> None:
-        """See `Flow.check_kind`."""
         super().check_kind(name, y)
         if y.ndim != len(self.affinity.domain.shape) + 1 or int(y.shape[-1]) % 2:
             raise InputError(
@@ -124,7 +120,6 @@ class WaveFlow(SecondOrder):
 
     @property
     def timed(self) -> bool:
-        """See `Flow.timed`."""
         return self.flow.timed
 
     def _at_time(self, t: float) -> Self:
@@ -133,23 +128,20 @@ class WaveFlow(SecondOrder):
         return result
 
     def held(self, u: Array) -> Array:
-        """See `Flow.held`."""
         if self.flow.terms.constraint is None:
             return u
         displacement, velocity = self.parts(u)
         return self.joined(self.placed(displacement), velocity)
 
     def placed(self, displacement: Array) -> Array:
-        """See `SecondOrder.placed`."""
         return self.flow.held(displacement)
 
     def acceleration(self, displacement: Array) -> Array:
-        """See `SecondOrder.acceleration`."""
         force = self.flow.velocity(displacement)
         return force / over_channels(_like(self.density, force), force)
 
     def kicked(self, velocity: Array, acceleration: Array, dt: float) -> Array:
-        """See `SecondOrder.kicked`; exact."""
+        """See `SecondOrder.kicked`; it is exact here."""
         kept, gained = self._damped(dt, velocity)
         return kept * velocity + gained * acceleration
 
@@ -159,13 +151,11 @@ class WaveFlow(SecondOrder):
         return over_channels(_like(kept, like), like), over_channels(_like(gained, like), like)
 
     def velocity(self, u: Array) -> Array:
-        """See `Flow.velocity`."""
         displacement, v = self.parts(u)
         gained = self.acceleration(displacement)
         return self.joined(v, gained - over_channels(_like(self.damping, v), v) * v)
 
     def jacobian(self, u: Array, v: Array) -> Array:
-        """See `Flow.jacobian`."""
         moved = self.flow.free(self.speed_of(v))
         force = self.flow.jacobian(self.displacement(u), self.displacement(v))
         gained = force / over_channels(_like(self.density, force), force)
@@ -173,12 +163,10 @@ class WaveFlow(SecondOrder):
 
     @property
     def functional(self) -> Any:
-        """See `Flow.functional`."""
         return self.flow.functional
 
     @property
     def has_energy(self) -> bool:
-        """See `Flow.has_energy`."""
         return self.flow.has_energy and self.flow.inner.by_nodes
 
     def energy(self, u: Array) -> float:
@@ -199,12 +187,10 @@ class WaveFlow(SecondOrder):
         return kinetic + self.flow.energy(self.displacement(u))
 
     def given(self) -> list[Any]:
-        """See `Flow.given`."""
         own = [x if isinstance(x, np.ndarray) else repr(x) for x in (self.damping, self.density)]
         return [repr(self.flow), *self.flow.given(), *own]
 
     def moments(self, t: float, like: Array) -> list[Array]:
-        """See `Flow.moments`."""
         return self.flow.moments(t, self.displacement(like))
 
     def largest_frequency(self) -> float:
@@ -224,21 +210,18 @@ class WaveFlow(SecondOrder):
         return math.sqrt(float(np.abs(found[0]))) * (1 + 1e-6)
 
     def fastest(self) -> float:
-        """See `SecondOrder.fastest`."""
         real = self.flow.symmetric or not self.flow.inner.by_nodes  # else waves may grow of themselves
         if not (real and is_told(self.flow)):
             return math.nan
         return math.sqrt(self.largest_frequency() ** 2 + self.flow.driving_bound() / float(np.min(self.density)))
 
     def surely_below(self) -> float:
-        """See `SecondOrder.surely_below`."""
         if not (self.flow.symmetric and self.flow.plain and is_told(self.flow)):
             return math.inf
         highest = self.flow.spectral_bounds()[1] + self.flow.driving_bound()
         return math.sqrt(highest / float(np.min(self.density)))
 
     def leaps(self, state: Array, dt: float, memory: dict[str, Any]) -> Callable[[Array, int], Array] | None:
-        """See `SecondOrder.leaps`."""
         linear = self.flow
         plain = is_numpy(state) and state.dtype == np.float64 and linear.terms.reaction is None and not linear.timed
         small = self.affinity.domain.size <= _DENSE and linear.width() == 1 and linear.overridden("linear") is None
@@ -380,12 +363,10 @@ class WaveExponential(Integrator):
         self.tol = None if tol is None else check_number("tol", tol, minimum=0, strict=True)
 
     def stability_limit(self, flow: Flow) -> float:
-        """See `Integrator.stability_limit`."""
         del flow
         return math.inf
 
     def check_kind(self, flow: Flow) -> None:
-        """See `Integrator.check_kind`."""
         wave = _as_wave(flow, self)
         linear = wave.flow
         advice = "use StoermerVerlet(dt)"
@@ -404,7 +385,6 @@ class WaveExponential(Integrator):
             )
 
     def advance(self, flow: Flow, u: Array, t: float, target: float, memory: dict[str, Any]) -> tuple[Array, float]:
-        """See `Integrator.advance`."""
         wave = _as_wave(flow, self)
         linear = wave.flow
         part, v = wave.parts(u)

@@ -294,7 +294,6 @@ class E(J):
         self._fidelity = as_fidelity(fidelity, self._observed, self.affinity)
 
     def with_affinity(self, affinity: Affinity) -> E:
-        """See `J.with_affinity`."""
         return E(affinity, self._observed, self._fidelity, measure=self.measure)
 
     def with_observed(self, observed: Array) -> E:
@@ -330,12 +329,10 @@ class E(J):
         return checked_method(self._fidelity, "over_degree", self.affinity.log_degree, self._observed)
 
     def value(self, u: Array, *, normalize: bool = False, average: Array | None = None) -> float:
-        """See `J.value`."""
         u = check_shape("u", self.affinity.check_signal("u", u), self._observed)
         return super().value(u, normalize=normalize, average=average)
 
     def pending(self, u: Array, *, normalize: bool = False, average: Array | None = None) -> Pending:
-        """See `J.pending`."""
         xp = namespace(u)
         unit = unit_of(u, self._observed)
         misfit = u / unit - self._observed / unit
@@ -365,7 +362,6 @@ class E(J):
         return self._scaled(dirichlet, normalize, unit, total) + _product(fidelity, unit)
 
     def gradient(self, u: Array, metric: str | Metric = "l2", *, average: Array | None = None) -> Array:
-        """See `J.gradient`."""
         dirichlet = super().gradient(u, metric, average=average)
         check_shape("u", u, self._observed)
         with np.errstate(over="ignore", invalid="ignore"):  # found out in what comes of it

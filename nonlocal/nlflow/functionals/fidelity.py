@@ -88,7 +88,7 @@ class NodeFidelity(Fidelity):
         return self.values if isinstance(self.values, float) else None
 
     def stated(self, like: Array) -> Array | float:
-        """Return the numbers."""
+        """Return the fidelity as it was given."""
         del like
         return self.values
 
@@ -97,11 +97,9 @@ class NodeFidelity(Fidelity):
         return over_channels(self.values, v) * v
 
     def damped(self, v: Array, step: float) -> Array:
-        """See `Fidelity.damped`."""
         return v / (over_channels(self.values, v) * step + 1)
 
     def bounds(self) -> tuple[float, float]:
-        """See `Fidelity.bounds`."""
         if isinstance(self.values, float):
             return self.values, self.values
         xp = namespace(self.values)
@@ -112,7 +110,6 @@ class NodeFidelity(Fidelity):
         return NodeFidelity(factor * self.values)
 
     def over_degree(self, log_degree: Array, like: Array) -> NodeFidelity:
-        """See `Fidelity.over_degree`."""
         xp = namespace(like)
         log_degree = xp.astype(log_degree, xp.float64)
         given = self.values + 0 * log_degree
@@ -125,7 +122,6 @@ class NodeFidelity(Fidelity):
         return NodeFidelity(xp.astype(ratio, like.dtype))
 
     def centre(self, f: Array, measure: Array, axes: tuple[int, ...]) -> Array:
-        """See `Fidelity.centre`."""
         xp = namespace(f)
         weight = self.times(xp.ones_like(f)) * measure
         total = xp.sum(weight * f, axis=axes, keepdims=True, dtype=xp.float64)
@@ -218,7 +214,7 @@ class MatrixFidelity(Fidelity):
         return self._matrices if isinstance(self._scale, float) and self._scale == 1 else self._of_nodes(self._matrices)
 
     def stated(self, like: Array) -> Array:
-        """Return the matrices."""
+        """Return the matrices as they were given."""
         del like
         return self.values
 
@@ -229,7 +225,7 @@ class MatrixFidelity(Fidelity):
 
     @property
     def nodes(self) -> tuple[int, ...]:
-        """Their node axes."""
+        """The axes of nodes of the matrices."""
         return tuple(self._matrices.shape[:-2])
 
     def times(self, v: Array) -> Array:
@@ -238,7 +234,6 @@ class MatrixFidelity(Fidelity):
         return xp.reshape(self._scale_rows(v) * (self._rows(v) @ self._shared(self._matrices)), v.shape)
 
     def damped(self, v: Array, step: float) -> Array:
-        """See `Fidelity.damped`."""
         if self._learnt:
             return self._solve(v, step)
         strength = step * self._strengths(v)
@@ -252,20 +247,17 @@ class MatrixFidelity(Fidelity):
         return v + self._in_eigenvectors(observed - v, strength / (1 + strength))
 
     def bounds(self) -> tuple[float, float]:
-        """See `Fidelity.bounds`."""
         xp = namespace(self._eigenvalues)
         low = self._scale * xp.min(self._eigenvalues, axis=-1)
         high = self._scale * xp.max(self._eigenvalues, axis=-1)
         return scalar(xp.min(low)), scalar(xp.max(high))
 
     def scaled(self, factor: Array | float) -> Self:
-        """See `Fidelity.scaled`."""
         result = copy.copy(self)
         result._scale = self._scale * factor
         return result
 
     def over_degree(self, log_degree: Array, like: Array) -> Self:
-        """See `Fidelity.over_degree`."""
         xp = namespace(like)
         log_degree = xp.astype(log_degree, xp.float64)
         highest = self.bounds()[1]
@@ -277,7 +269,6 @@ class MatrixFidelity(Fidelity):
         return result
 
     def centre(self, f: Array, measure: Array, axes: tuple[int, ...]) -> Array:
-        """See `Fidelity.centre`."""
         xp = namespace(f)
         mass = xp.astype(measure + 0 * f[..., :1], xp.float64)
         mean = xp.sum(mass * f, axis=axes, keepdims=True, dtype=xp.float64) / xp.sum(mass, axis=axes, keepdims=True)

@@ -265,7 +265,6 @@ class EA(J):
         self.sigma = check_number("sigma", sigma, minimum=0, strict=True)
 
     def with_affinity(self, affinity: Affinity) -> EA:
-        """See `J.with_affinity`."""
         return EA(affinity, self.data, self.forward, self.sigma)
 
     def _signal(self, u: Any) -> Array:
@@ -275,7 +274,6 @@ class EA(J):
         return np.asarray(u)
 
     def value(self, u: Array, *, normalize: bool = False, average: Array | None = None) -> float:
-        """See `J.value`."""
         u = self._signal(u)
         misfit = (self.forward.apply(u) - self.data) / self.sigma
         half = 0.5 * float(np.sum(misfit * misfit, dtype=np.float64))
@@ -287,7 +285,6 @@ class EA(J):
         return found
 
     def gradient(self, u: Array, metric: str | Metric = "l2", *, average: Array | None = None) -> Array:
-        """See `J.gradient`."""
         inner = as_metric(metric)
         u = self._signal(u)
         pull = self.forward.adjoint(self.forward.apply(u) - self.data) / self.sigma**2
@@ -372,7 +369,6 @@ class EA(J):
 
 
 def total(a: Array, b: Array) -> Array:
-    """Sum of products."""
     return np.asarray(np.sum(a * b, dtype=np.float64, keepdims=True))
 
 

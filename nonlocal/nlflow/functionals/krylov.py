@@ -29,7 +29,6 @@ class Solved:
 
 
 def default_rtol(like: Array) -> float:
-    """The usual tolerance."""
     return 1e-5 if like.dtype == namespace(like).float32 else 1e-10
 
 
@@ -269,7 +268,6 @@ class Lanczos:
 
 
 def eigen_tridiagonal(diagonal: Floats, beside: Floats) -> tuple[Floats, Floats]:
-    """Return eigenpairs."""
     from scipy.linalg import eigh_tridiagonal
 
     if len(diagonal) == 1:

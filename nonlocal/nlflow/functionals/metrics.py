@@ -154,7 +154,6 @@ class ConservedMetric(Metric):
             self.factor = _largest_of(self._values)
 
     def check(self, affinity: Affinity) -> None:
-        """See `Metric.check`."""
         ours, shape = self.affinity, affinity.domain.shape
         if ours is not None and not (
             ours.domain.shape == shape and np.array_equal(ours.domain.weights, affinity.domain.weights)
@@ -170,7 +169,6 @@ class ConservedMetric(Metric):
             )
 
     def at(self, u: Array) -> Self:
-        """See `Metric.at`."""
         if not callable(self.mobility):
             return self
         values = self.mobility(u)
@@ -200,7 +198,6 @@ class ConservedMetric(Metric):
         return result
 
     def self_adjoint(self, affinity: Affinity, fidelity: Fidelity | None) -> bool:
-        """See `Metric.self_adjoint`."""
         alike = super().self_adjoint(affinity, fidelity) and self._values is None
         return alike and (self.affinity is None or self.transformed(affinity))
 
@@ -215,7 +212,6 @@ class ConservedMetric(Metric):
         return alike and has_transform(self.affinity) and has_transform(affinity)
 
     def moved(self, force: Array, diffusion: Callable[[Array], Array]) -> Array:
-        """See `Metric.moved`."""
         apply = diffusion if self.affinity is None else self._diffusion
         if self._values is None:
             return self.factor * apply(force)
@@ -229,22 +225,18 @@ class ConservedMetric(Metric):
         return over_channels(self.affinity.degree, v) * (v - self.affinity._average(v))
 
     def force_bound(self, bound: float) -> float:
-        """See `Metric.force_bound`."""
         if self.affinity is not None:
             degree = self.affinity.degree
             bound = 2 * scalar(namespace(degree).max(degree))
         return self.factor * bound
 
     def diffusion_bound(self, bound: float) -> float:
-        """See `Metric.diffusion_bound`."""
         return self.force_bound(bound) * bound
 
     def bounds(self, bound: float, fidelity: tuple[float, float]) -> tuple[float, float]:
-        """See `Metric.bounds`."""
         return 0.0, self.force_bound(bound) * (bound + fidelity[1])
 
     def given(self) -> list[Any]:
-        """See `Metric.given`."""
         own: list[Any] = []
         if callable(self.mobility):
             values = np.ravel(self.mobility(np.linspace(-2.0, 2.0, 257)))

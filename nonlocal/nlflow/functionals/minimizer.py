@@ -368,7 +368,6 @@ def _told(result: Solved, rtol: float, choice: Choice) -> Minimizer:
 
 
 def told(result: Solved, rtol: float, used: str = "") -> Minimizer:
-    """The record found."""
     success, advice = verdict(result.residual, rtol, result.error)
     message = f"residual {result.residual:.3g} after {result.iterations} iterations{advice}"
     message += f"; preconditioner: {used}" if used else ""

@@ -72,20 +72,16 @@ class Squares(Misfit):
     curvature = 1.0
 
     def value(self, u: Any, f: Any, smoothing: float = 0.0) -> Floats:
-        """See `Misfit.value`."""
         return np.asarray((u - f) ** 2 / 2)
 
     def slopes(self, u: Any, f: Any, smoothing: float = 0.0) -> tuple[Floats, Floats]:
-        """See `Misfit.slopes`."""
         d = np.asarray(u - f, dtype=np.float64)
         return d, np.ones_like(d)
 
     def prox(self, v: Any, f: Any, step: Any) -> Floats:
-        """See `Misfit.prox`."""
         return np.asarray(v + (f - v) * (step / (1 + step)))
 
     def best(self, pull: Any, f: Any, box: NDArray[Any]) -> Floats:
-        """See `Misfit.best`."""
         return np.asarray(np.clip(f + pull, box[0], box[1]))
 
 
@@ -100,11 +96,9 @@ class L1(Misfit):
     degree = 1
 
     def value(self, u: Any, f: Any, smoothing: float = 0.0) -> Floats:
-        """See `Misfit.value`."""
         return np.asarray(np.hypot(u - f, smoothing))
 
     def slopes(self, u: Any, f: Any, smoothing: float = 0.0) -> tuple[Floats, Floats]:
-        """See `Misfit.slopes`."""
         d = np.asarray(u - f, dtype=np.float64)
         if smoothing == 0:
             return np.sign(d), np.zeros_like(d)
@@ -121,15 +115,12 @@ class L1(Misfit):
         return np.asarray((1 - dual * (d / length)) / length)
 
     def prox(self, v: Any, f: Any, step: Any) -> Floats:
-        """See `Misfit.prox`."""
         return np.asarray(f + np.sign(v - f) * np.maximum(np.abs(v - f) - step, 0))
 
     def best(self, pull: Any, f: Any, box: NDArray[Any]) -> Floats:
-        """See `Misfit.best`."""
         return np.asarray(np.where(np.abs(pull) <= 1, f, np.where(pull > 0, box[1], box[0])))
 
     def refusal(self) -> str:
-        """See `Misfit.refusal`."""
         return "the slope of |u - f| jumps at u = f, which no explicit step is stable for"
 
 
@@ -152,29 +143,24 @@ class Huber(Misfit):
         self.delta = check_number("delta", delta, minimum=0, strict=True)
 
     def value(self, u: Any, f: Any, smoothing: float = 0.0) -> Floats:
-        """See `Misfit.value`."""
         d = np.abs(u - f)
         near = np.minimum(d, self.delta)
         return np.asarray(near * (d - near / 2))
 
     def slopes(self, u: Any, f: Any, smoothing: float = 0.0) -> tuple[Floats, Floats]:
-        """See `Misfit.slopes`."""
         d = np.asarray(u - f, dtype=np.float64)
         return np.clip(d, -self.delta, self.delta), np.where(np.abs(d) <= self.delta, 1.0, smoothing)
 
     def prox(self, v: Any, f: Any, step: Any) -> Floats:
-        """See `Misfit.prox`."""
         d = v - f
         beyond = np.abs(d) > self.delta * (1 + step)
         return np.asarray(f + np.where(beyond, d - step * self.delta * np.sign(d), d / (1 + step)))
 
     def best(self, pull: Any, f: Any, box: NDArray[Any]) -> Floats:
-        """See `Misfit.best`."""
         inside = np.clip(f + pull, box[0], box[1])
         return np.asarray(np.where(np.abs(pull) <= self.delta, inside, np.where(pull > 0, box[1], box[0])))
 
     def scaled(self, size: float, shift: Any) -> Huber:
-        """See `Misfit.scaled`."""
         del shift
         return Huber(self.delta / size)
 
@@ -202,7 +188,6 @@ class KullbackLeibler(Misfit):
         return np.asarray(np.where((v > 0) | ((v == 0) & (count == 0)), g, math.inf))
 
     def slopes(self, u: Any, f: Any, smoothing: float = 0.0) -> tuple[Floats, Floats]:
-        """See `Misfit.slopes`."""
         v = np.asarray(u + self._shift, dtype=np.float64)
         count = np.maximum(f + self._shift, 0) + smoothing
         with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
@@ -210,7 +195,6 @@ class KullbackLeibler(Misfit):
             return 1 - part, np.where(count > 0, part / v, 0.0)
 
     def prox(self, v: Any, f: Any, step: Any) -> Floats:
-        """See `Misfit.prox`."""
         moved, count = v + self._shift - step, np.maximum(f + self._shift, 0)
         root = np.hypot(moved, 2 * np.sqrt(step * count))
         # Of two forms the one that does not cancel.
@@ -218,23 +202,19 @@ class KullbackLeibler(Misfit):
         return np.asarray(np.where(moved >= 0, (moved + root) / 2, other) - self._shift)
 
     def best(self, pull: Any, f: Any, box: NDArray[Any]) -> Floats:
-        """See `Misfit.best`."""
         count = np.maximum(f + self._shift, 0)
         found = count / np.where(pull < 1, 1 - pull, 1.0)
         return np.asarray(np.clip(np.where(pull < 1, found - self._shift, box[1]), box[0], box[1]))
 
     def scaled(self, size: float, shift: Any) -> KullbackLeibler:
-        """See `Misfit.scaled`."""
         result = KullbackLeibler()
         result._shift = shift / size
         return result
 
     def floor(self, u: Floats) -> Floats | None:
-        """See `Misfit.floor`."""
         return np.asarray(0 * u - self._shift)
 
     def check(self, f: NDArray[Any]) -> None:
-        """See `Misfit.check`."""
         if float(f.min()) < 0:
             raise InputError(
                 f"observed: got {float(f.min()):g} somewhere, expected counts >= 0 for KullbackLeibler(); subtract no "

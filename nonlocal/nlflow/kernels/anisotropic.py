@@ -81,11 +81,10 @@ class Anisotropic(Kernel):
 
     @cached_property
     def compared(self) -> RadialKernel:
-        """The radial kernel."""
+        """The radial kernel of the mapped features."""
         return replace(self.kernel, amplitude=self.amplitude)
 
     def is_definite(self, dimensions: int) -> bool:
-        """See `Kernel.is_definite`."""
         return self.kernel.is_definite(dimensions)
 
     @property
@@ -108,7 +107,7 @@ class Anisotropic(Kernel):
         return features @ kept_like(self.linear_map, features).T
 
     def log_matrix(self, x: Array, y: Array) -> Array:
-        """Of mapped features."""
+        """Return log k of mapped features."""
         return self.kernel.log_matrix(x, y)
 
     def supports(self, rtol: float, axes: int) -> tuple[float, ...]:

@@ -193,12 +193,11 @@ class RadialKernel(Kernel):
 
     @cached_property
     def compared_code(self) -> dict[tuple[float, str], float | None]:
-        """Kept by `differs`."""
+        """The code of the kernel, as `differs` keeps it."""
         return {}
 
     @cached_property
     def _weights(self) -> dict[float, Expression]:
-        """What `weight` gave."""
         return {}
 
     def check_unit(self) -> None:
@@ -285,7 +284,6 @@ class RadialKernel(Kernel):
             )
 
     def log_matrix(self, x: Array, y: Array) -> Array:
-        """See `Kernel.log_matrix`."""
         if is_numpy(x):
             self.check_squares()
             return self.log_profile(cdist(x, y, "sqeuclidean"))

@@ -143,7 +143,6 @@ class Expression:
 
     @property
     def is_number(self) -> bool:
-        """A plain number."""
         return self.operation == "number"
 
     @cached_property
@@ -318,12 +317,10 @@ _SIGNS: Final[dict[str, Callable[..., int]]] = {
 
 
 def is_whole(power: Number) -> bool:
-    """Of a power."""
     return isinstance(power, Fraction) and power.denominator == 1
 
 
 def is_even(power: Number) -> bool:
-    """Of a power."""
     return isinstance(power, Fraction) and power.denominator == 1 and power.numerator % 2 == 0
 
 

@@ -37,9 +37,8 @@ class Gaussian(RadialKernel):
 
     @property
     def gaussian_width(self) -> float:
-        """Its width."""
+        """The width of the kernel."""
         return self.width
 
     def support(self, rtol: float) -> float:
-        """See `RadialKernel.support`."""
         return self.width * math.sqrt(-2 * math.log(rtol)) if rtol > 0 else math.inf

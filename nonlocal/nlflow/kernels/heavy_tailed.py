@@ -38,7 +38,6 @@ class RationalQuadratic(RadialKernel):
         return namespace(squared).log1p(squared / self.width / self.width / (2 * self.alpha)) * -self.alpha
 
     def support(self, rtol: float) -> float:
-        """See `RadialKernel.support`."""
         return math.sqrt(2 * self.alpha) * self.width * _root_of_growth(rtol, self.alpha)
 
 
@@ -67,7 +66,6 @@ class InverseMultiquadric(RadialKernel):
         return namespace(squared).log1p(squared / self.width / self.width) * -0.5
 
     def support(self, rtol: float) -> float:
-        """See `RadialKernel.support`."""
         return self.width * _root_of_growth(rtol, 0.5)
 
 
@@ -113,7 +111,6 @@ class TruncatedPower(RadialKernel):
         return xp.where(inside, log, xp.full_like(log, -math.inf))
 
     def support(self, rtol: float) -> float:
-        """See `RadialKernel.support`."""
         falls = math.inf if rtol <= 0 else -math.log(rtol) / self.power
         return min(self.horizon * (1 + 1e-12), self.core * math.exp(falls) if falls < 700 else math.inf)
 

@@ -36,5 +36,4 @@ class Laplace(RadialKernel):
         return -(root(squared) / self.width)
 
     def support(self, rtol: float) -> float:
-        """See `RadialKernel.support`."""
         return -self.width * math.log(rtol) if rtol > 0 else math.inf

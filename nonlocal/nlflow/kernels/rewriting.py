@@ -144,7 +144,6 @@ def _parts(a: Expression, times: Fraction) -> list[tuple[Any, Fraction]]:
 
 
 def multiply(a: Expression, b: Expression) -> Expression:
-    """Return a b."""
     # Numbers come last and become one, and powers of one thing become one where that is proved.
     if a.is_number and b.is_number:
         return _folded(lambda x, y: x * y, a, b)
@@ -201,7 +200,6 @@ def power(a: Expression, exponent: Number) -> Expression:
 
 
 def exponential(a: Expression) -> Expression:
-    """Return e^a."""
     if not a.is_number:
         return Expression("exp", (a,))
     if isinstance(a.value, float):
@@ -210,7 +208,6 @@ def exponential(a: Expression) -> Expression:
 
 
 def logarithm(a: Expression) -> Expression:
-    """Return log a."""
     if not a.is_number:
         return Expression("log", (a,))
     if a.value < 0:
@@ -221,7 +218,6 @@ def logarithm(a: Expression) -> Expression:
 
 
 def absolute(a: Expression) -> Expression:
-    """Return |a|."""
     if a.nonnegative:
         return a
     return number(-a.value) if a.is_number else Expression("abs", (a,))

@@ -36,5 +36,4 @@ class TopHat(RadialKernel):
         return xp.where(inside, xp.zeros_like(distance), xp.full_like(distance, -math.inf))
 
     def support(self, rtol: float) -> float:
-        """See `RadialKernel.support`."""
         return self.radius * (1 + 1e-12)

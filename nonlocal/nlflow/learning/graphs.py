@@ -148,7 +148,6 @@ class PointGraph:
 
     @property
     def size(self) -> int:
-        """Number of nodes."""
         return self.affinity.domain.size
 
     def _checked(self, given: Affinity) -> Affinity:

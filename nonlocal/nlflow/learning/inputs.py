@@ -59,7 +59,6 @@ class InputTypeError(InputError, TypeError):
 
 @contextmanager
 def named(name: str) -> Iterator[None]:
-    """Name an argument."""
     try:
         yield
     except (NlflowError, MemoryError):
@@ -71,7 +70,6 @@ def named(name: str) -> Iterator[None]:
 
 @contextmanager
 def points_as_x() -> Iterator[None]:
-    """Name points X."""
     try:
         yield
     except InputError as error:
@@ -188,7 +186,6 @@ def check_parameters(given: Mapping[str, Any]) -> None:
 
 
 def is_chunked(X: Any) -> bool:
-    """Whether from Dask."""
     return type(X).__module__.split(".")[0] == "dask"
 
 
@@ -256,7 +253,6 @@ def _checked_tensor(estimator: Any, X: Any, reset: bool) -> Any:
 
 
 def on_host(points: Any) -> Any:
-    """Tensors as arrays."""
     return to_numpy(points) if hasattr(points, "detach") else points
 
 

@@ -73,7 +73,6 @@ class Killed:
         self._terms = 3 + int(np.diff(self.rates.indptr).max(initial=0))
 
     def __call__(self, x: Floats) -> Floats:
-        """Return A x."""
         return self._over_edges("edge_flux", x) + self.killed[:, None] * x
 
     def _over_edges(self, name: str, x: Floats) -> Floats:
@@ -99,7 +98,6 @@ class Killed:
                 yield Way(f"multigrid in {dtype}", solve, _SUFFICES[dtype])
 
     def direct(self) -> Iterator[Way]:
-        """Yield elimination."""
         from scipy.sparse import csc_array, diags_array
         from scipy.sparse.linalg import splu
 
@@ -118,7 +116,6 @@ class Averaged:
         self._eps = 16 * (_EPS_SINGLE if single else _EPS)
 
     def __call__(self, x: Floats) -> Floats:
-        """Return A x."""
         return x - self._moved(x)
 
     def _moved(self, x: Floats) -> Floats:

@@ -44,7 +44,6 @@ class Moves:
     # ---- the operator
 
     def lazily(self, moved: Any, before: Any) -> Any:
-        """Apply the laziness."""
         return moved if self.laziness == 0 else self.laziness * before + (1 - self.laziness) * moved
 
     def average(self, values: Floats) -> Floats:
@@ -86,7 +85,6 @@ class Moves:
 
     @cached_property
     def dense(self) -> Floats:
-        """All transition probabilities."""
         n = self.states
         self.check_room("the matrix", 8 * n * n, "use fewer nodes or raise memory_limit")
         if self.given is not None:
@@ -130,7 +128,6 @@ class Moves:
 
     @cached_property
     def given(self) -> Sparse | None:
-        """The affinity's list."""
         return self.affinity._transitions()
 
     @cached_property
@@ -199,7 +196,6 @@ class Moves:
 
     @cached_property
     def own_period(self) -> int:
-        """Without the laziness."""
         if self.graph_known:
             return period_of(within(self.listed, self.closed[0]))
         return 2 if self._search[1] else 1

@@ -59,7 +59,6 @@ def on_paper(paper: Paper) -> Iterator[None]:
 
 
 def new_figure(width: float = 10.0, height: float = 4.0, dpi: float = 150.0, title: str | None = None) -> Figure:
-    """Return a figure."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
@@ -103,7 +102,6 @@ def in_grid(axis: Axes) -> SubplotSpec:
 
 
 def finish(axis: Axes, title: str, xlabel: str, ylabel: str = "") -> None:
-    """Label a panel."""
     axis.set_title(title, fontsize=points(11))
     axis.set_xlabel(xlabel)
     axis.set_ylabel(ylabel)
@@ -112,7 +110,6 @@ def finish(axis: Axes, title: str, xlabel: str, ylabel: str = "") -> None:
 
 
 def legend_below(axis: Axes, *entries: Any, down: float = 0.14, **options: Any) -> None:
-    """Add a legend."""
     legend = axis.legend(
         *entries, fontsize=points(9), title_fontsize=points(9), frameon=False, loc="upper left",
         bbox_to_anchor=(-0.02, -down), alignment="left", **options,
@@ -136,13 +133,11 @@ def look(number: int) -> tuple[str, str]:
 
 
 def check_shape(name: str, array: Array, shape: tuple[int, ...], like: str) -> None:
-    """Compare shapes."""
     if array.shape != shape:
         raise InputError(f"{name}: got shape {array.shape}, expected {shape} as in {like}")
 
 
 def check_named(name: str, groups: Any, expected: str) -> None:
-    """Refuse nameless groups."""
     if groups is not None and not isinstance(groups, Mapping):
         raise InputError(f"{name}: got {type(groups).__name__}, expected a mapping from a name to {expected}")
     if not groups:
@@ -150,7 +145,6 @@ def check_named(name: str, groups: Any, expected: str) -> None:
 
 
 def check_groups(name: str, groups: Mapping[str, Sequence[Any]], expected: str) -> None:
-    """Refuse empty groups."""
     if groups:
         check_named(name, groups, expected)
     for group in groups.values() if groups else ():
@@ -228,7 +222,6 @@ def render(figure: Figure, form: str, *, outlines: bool = False) -> bytes:
 
 
 def render_pixels(pixels: NDArray[np.uint8]) -> bytes:
-    """Return PNG."""
     from PIL import Image
 
     stream = io.BytesIO()

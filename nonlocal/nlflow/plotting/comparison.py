@@ -139,19 +139,16 @@ def residual_limit(residual: Array, sigma: float) -> float:
 
 
 def show_residual(axis: Axes, residual: Array, limit: float, **options: Any) -> AxesImage:
-    """Show (H, W)."""
     shown = axis.imshow(residual, cmap="RdBu_r", vmin=-limit, vmax=limit, **options)
     shown.set_cmap(shown.get_cmap().with_extremes(bad="0.35"))
     return shown
 
 
 def residual_name(channels: int, sigma: float) -> str:
-    """Return a title."""
     return "noisy − denoised" + (f", mean of {channels} channels" if channels > 1 else "") + f", σ = {sigma:.4g}"
 
 
 def in_sigmas(bar: Colorbar, sigma: float) -> None:
-    """Set ticks."""
     if sigma > 0:
         bar.set_ticks([step * sigma for step in range(-3, 4)], labels=["−3σ", "−2σ", "−σ", "0", "σ", "2σ", "3σ"])
     bar.ax.tick_params(labelsize=8)

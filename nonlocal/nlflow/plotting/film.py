@@ -100,7 +100,7 @@ class Film(Resumable):
         self._last = float(record["last"][0]) if self.count else None
 
     def begin(self, flow: Flow, u: Array, t: float, about: About) -> None:
-        """Make room."""
+        """Make room for the pictures."""
         problem = {name: about()[name] for name in ("problem", "kernel")}
         if self._resumed:
             self._continue(problem)
@@ -233,7 +233,7 @@ class Live(Tracker):
         self._handle: Any = None
 
     def start(self, flow: Flow, u: Array, t: float, end: float) -> None:
-        """Refuse terminals."""
+        """Refuse a terminal, which shows no pictures."""
         check_whole(self, flow)
         if not _in_notebook():
             raise InputError(

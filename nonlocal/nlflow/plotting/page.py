@@ -35,12 +35,10 @@ pre { white-space: pre-wrap; background: #f5f6f8; padding: .6rem; border-radius:
 
 
 def text(value: object) -> str:
-    """Escape a value."""
     return html.escape(str(value))
 
 
 def page(title: str, body: str) -> str:
-    """Return a page."""
     return f"""<!doctype html>
 <html lang="en">
 <head>
@@ -58,7 +56,6 @@ def page(title: str, body: str) -> str:
 
 
 def image(data: bytes, caption: str, form: str = "png") -> str:
-    """Return a figure."""
     kind = {"svg": "svg+xml"}.get(form, form)
     words = text(caption)
     shown = f'<img src="data:image/{kind};base64,{base64.b64encode(data).decode()}" alt="{words}">'
@@ -66,12 +63,10 @@ def image(data: bytes, caption: str, form: str = "png") -> str:
 
 
 def picture(figure: Figure, caption: str, form: str = "svg") -> str:
-    """Return a figure."""
     return image(render(figure, form, outlines=True), caption, form)
 
 
 def download(name: str, content: str, words: str) -> str:
-    """Return a link."""
     data = base64.b64encode(content.encode()).decode()
     return f'<a download="{text(name)}" href="data:text/csv;base64,{data}">{text(words)}</a>'
 

@@ -61,7 +61,6 @@ def rendered(
 def check_paper(
     formats: str | Sequence[str], width: float, style: str | os.PathLike[str] | None
 ) -> tuple[list[str], float]:
-    """Check without drawing."""
     wanted, wide = _checked_formats(formats), _checked_width(width)
     with _styled(style):
         return wanted, wide

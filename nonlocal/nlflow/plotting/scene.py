@@ -23,7 +23,6 @@ _LARGEST = 1e100  # matplotlib takes squares and sums of what it draws
 
 
 def check_limits(limits: Any) -> tuple[float, float] | None:
-    """Return limits."""
     if limits is None:
         return None
     if not isinstance(limits, tuple | list) or len(limits) != 2:

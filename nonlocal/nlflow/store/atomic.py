@@ -318,5 +318,4 @@ def _sync(path: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Flush names."""
     _sync(folder)

@@ -31,7 +31,6 @@ class Checkpoints:
 
     @property
     def places(self) -> tuple[Path, Path]:
-        """Newest and previous."""
         return self.path, previous(self.path)
 
     def __bool__(self) -> bool:
@@ -97,7 +96,6 @@ class Checkpoints:
             return str(error)
 
     def remove(self) -> None:
-        """Remove both."""
         for place in self.places:
             with suppress(OSError):
                 place.unlink(missing_ok=True)

@@ -21,7 +21,6 @@ _FLOATS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 
 def encode(value: Any, indent: int | None = 1) -> str:
-    """Return JSON text."""
     return json.dumps(tagged(value), allow_nan=False, indent=indent)
 
 
@@ -66,7 +65,6 @@ def tagged(value: Any) -> Any:
 
 
 def digest(text: str | bytes | memoryview) -> str:
-    """Return the SHA-256."""
     return hashlib.sha256(text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text).hexdigest()
 
 

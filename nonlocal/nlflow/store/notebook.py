@@ -19,7 +19,6 @@ _WIDTH, _HEIGHT = 220, 80
 
 
 def table(rows: Iterable[Sequence[str]], head: Sequence[str] = ()) -> str:
-    """Return a table."""
     names = "".join(f"<th scope='col'>{escape(name)}</th>" for name in head)
     lines = [f"<tr>{names}</tr>"] if head else []
     for name, *values in rows:
@@ -29,7 +28,6 @@ def table(rows: Iterable[Sequence[str]], head: Sequence[str] = ()) -> str:
 
 
 def card(title: str, rows: Iterable[tuple[str, Any]], *pictures: str) -> str:
-    """Return a card."""
     said = [(name, shortened(value, _MOST)) for name, value in rows if value not in (None, "")]
     return f"<div><b>{escape(title)}</b>{table(said)}{''.join(pictures)}</div>"
 

@@ -61,6 +61,5 @@ class Records(Generic[T]):
         return None
 
     def write(self, name: str, finding: T) -> None:
-        """Write a finding."""
         make_folder(self.folder)
         save_record(self.path(name), self.kind, self._pack(name, finding))

@@ -92,7 +92,6 @@ def judged(error: float, scale: float, floor: float = 0.0, dtype: str = "float64
 
 
 def columns(rows: Sequence[Row], *names: str) -> list[list[Any]]:
-    """Return columns."""
     return [[row[name] for row in rows] for name in names]
 
 

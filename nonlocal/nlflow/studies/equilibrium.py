@@ -51,14 +51,12 @@ class EquilibriumStudy(Kind):
     }  # fmt: skip
 
     def check(self, options: Options, given: Any) -> None:
-        """See `Kind.check`."""
         del given
         if min(options["fidelity"]) <= 0:
             raise InputError("fidelity: got 0, expected numbers > 0: without fidelity the limit is the mean of u(0)")
         check_sizes("fidelity", options["fidelity"])
 
     def measure(self, options: Options, seed: np.random.SeedSequence) -> list[Row]:
-        """See `Kind.measure`."""
         rng = np.random.default_rng(seed)
         problem = build(options, rng)
         away = _slow(build_flow(problem.affinity, problem.start, options["metric"], 0.0), rng)
@@ -90,7 +88,6 @@ class EquilibriumStudy(Kind):
         return rows
 
     def fitted(self, name: str, rows: list[Row], options: Options) -> Iterator[Fit]:
-        """See `Kind.fitted`."""
         inside = sum(row["within"] for row in rows) / len(rows)
         what = "part of the fidelities with diversity within its bounds"
         yield Fit(name, what, inside, math.nan, math.nan, 1.0, points=len(rows))
@@ -104,7 +101,6 @@ class EquilibriumStudy(Kind):
             yield power_fit(name, what, *small, expected=1.0, tolerance=0.1)
 
     def figure(self, rows: list[Row], fits: list[Fit]) -> Figure:
-        """See `Kind.figure`."""
         del fits
         from nlflow.plotting import bounds_figure
         from nlflow.studies.drawing import MOST_PANELS, told

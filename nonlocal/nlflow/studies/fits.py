@@ -171,7 +171,6 @@ def regress(x: Sequence[float], y: Sequence[float]) -> Line:
 
 
 def no_fit(name: str, what: str, reason: str, expected: float | None = None, relation: str = "=") -> Fit:
-    """A failed fit."""
     return Fit(name, what, math.nan, math.nan, math.nan, expected, relation=relation, reason=reason)
 
 

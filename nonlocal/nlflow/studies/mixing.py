@@ -57,7 +57,6 @@ class Mixing(Kind):
     }  # fmt: skip
 
     def measure(self, options: Options, seed: np.random.SeedSequence) -> list[Row]:
-        """See `Kind.measure`."""
         problem = build(options, np.random.default_rng(seed))
         chain = MarkovChain(problem.affinity, laziness=options["laziness"])
         origin, eps = options["origin"], options["eps"]
@@ -95,7 +94,6 @@ class Mixing(Kind):
         ]
 
     def fitted(self, name: str, rows: list[Row], options: Options) -> Iterator[Fit]:
-        """See `Kind.fitted`."""
         first = rows[0]
         expected = -float(first["rate"]) if math.isfinite(first["rate"]) else None
         fit = power_fit(
@@ -109,7 +107,6 @@ class Mixing(Kind):
         yield _time(name, first, options["eps"])
 
     def condensed(self, rows: list[Row]) -> list[Row]:
-        """See `Kind.condensed`."""
         shown = ("mu_2", "rate", "mixing_time", "lower", "upper")
         return [
             {**setting, **{column: members[0][column] for column in shown}, "steps": members[-1]["k"]}
@@ -117,7 +114,6 @@ class Mixing(Kind):
         ]
 
     def figure(self, rows: list[Row], fits: list[Fit]) -> Figure:
-        """See `Kind.figure`."""
         from nlflow.studies.drawing import rate_panel
 
         lines = []

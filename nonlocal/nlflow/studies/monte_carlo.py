@@ -48,7 +48,6 @@ class MonteCarlo(Kind):
     columns = {"draw": int, "error": float, **JUDGED}  # noqa: RUF012
 
     def check(self, options: Options, given: Any) -> None:
-        """See `Kind.check`."""
         check_sizes("nodes", options["nodes"])
         if options["keys"] is None:
             check_continuum(options)
@@ -62,7 +61,6 @@ class MonteCarlo(Kind):
         options["channels"] = None
 
     def measure(self, options: Options, seed: np.random.SeedSequence) -> list[Row]:
-        """See `Kind.measure`."""
         kernel, count = options["kernel"], options["nodes"]
         draw, exact, scale, floor = _over_box(options) if options["keys"] is None else _over_tokens(options)
         rows = []
@@ -80,12 +78,10 @@ class MonteCarlo(Kind):
         return rows
 
     def fitted(self, name: str, rows: list[Row], options: Options) -> Iterator[Fit]:
-        """See `Kind.fitted`."""
         drawn = columns(rows, "nodes", "error", "used")
         yield power_fit(name, "order in N", *drawn, expected=-0.5, tolerance=0.05, sampled=True)
 
     def condensed(self, rows: list[Row]) -> list[Row]:
-        """See `Kind.condensed`."""
         lines = []
         for setting, members in grouped(rows, self.axes):
             errors = np.array([row["error"] for row in members])
@@ -99,7 +95,6 @@ class MonteCarlo(Kind):
         return lines
 
     def figure(self, rows: list[Row], fits: list[Fit]) -> Figure:
-        """See `Kind.figure`."""
         from nlflow.studies.drawing import rate_panel
 
         lines = [{**line, "used": bool(line["used"])} for line in self.condensed(rows)]

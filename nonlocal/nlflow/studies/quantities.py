@@ -17,13 +17,11 @@ class Quantity:
 
     @property
     def label(self) -> str:
-        """For an axis."""
         text = f"{self.words} ${self.symbol}$" if self.words else f"${self.symbol}$"
         return f"{text} [{self.unit}]" if self.unit else text
 
     @property
     def heading(self) -> str:
-        """For a column."""
         return f"${self.symbol}$ [{self.unit}]" if self.unit else f"${self.symbol}$"
 
 
@@ -86,7 +84,6 @@ PHRASES: Mapping[str, str] = {
 
 
 def in_math(words: str) -> str:
-    """Mark mathematics."""
     for plain in sorted(PHRASES, key=len, reverse=True):
         if words == plain or (len(plain) > 2 and plain in words):
             return PHRASES[plain].join(in_math(part) if part else "" for part in words.split(plain, 1))
@@ -94,7 +91,6 @@ def in_math(words: str) -> str:
 
 
 def setting_in_math(setting: Mapping[str, Any]) -> str:
-    """A panel's title."""
     parts = []
     for name, value in setting.items():
         shown = f"{value:g}" if isinstance(value, float) else str(value)

@@ -48,7 +48,6 @@ class Samples(Kind):
     columns = {"draw": int, "error": float, "predicted": float, **JUDGED}  # noqa: RUF012
 
     def check(self, options: Options, given: Any) -> None:
-        """See `Kind.check`."""
         del given
         check_sizes("nodes", options["nodes"])
         if max(options["channels"]) > min(options["dimension"]):
@@ -69,7 +68,6 @@ class Samples(Kind):
                     )
 
     def measure(self, options: Options, seed: np.random.SeedSequence) -> list[Row]:
-        """See `Kind.measure`."""
         kernel, count, dimension = options["kernel"], options["nodes"], options["dimension"]
         strength = _strength(kernel, dimension)
         scale = strength / math.sqrt(dimension)
@@ -88,7 +86,6 @@ class Samples(Kind):
         return rows
 
     def fitted(self, name: str, rows: list[Row], options: Options) -> Iterator[Fit]:
-        """See `Kind.fitted`."""
         drawn = columns(rows, "nodes", "error", "used")
         yield power_fit(name, "order in n", *drawn, expected=-0.5, tolerance=0.05, sampled=True)
         what = "root mean square error over C n^(-1/2)"
@@ -103,7 +100,6 @@ class Samples(Kind):
         yield Fit(name, what, math.sqrt(mean), low, high, 1.0, tolerance=_CONSTANT, points=int(squares.size))
 
     def condensed(self, rows: list[Row]) -> list[Row]:
-        """See `Kind.condensed`."""
         lines = []
         for setting, members in grouped(rows, self.axes):
             errors = np.array([row["error"] for row in members])
@@ -115,7 +111,6 @@ class Samples(Kind):
         return lines
 
     def figure(self, rows: list[Row], fits: list[Fit]) -> Figure:
-        """See `Kind.figure`."""
         from nlflow.studies.drawing import rate_panel
 
         lines = [{**line, "used": bool(line["used"])} for line in self.condensed(rows)]

@@ -76,12 +76,10 @@ class Problem:
 
     @property
     def domain(self) -> Domain:
-        """The signal's domain."""
         return self.affinity.domain
 
 
 def extent(options: Options) -> tuple[int, int, int, str]:
-    """Sizes and dtype."""
     keys, domain = options.get("keys"), options.get("domain")
     nodes = domain.size if domain is not None else len(keys) if keys is not None else 0
     nodes = nodes or options["nodes"] ** options["dimension"]
@@ -122,7 +120,6 @@ def build(options: Options, rng: np.random.Generator, *, exact: bool = False) ->
 
 
 def sampled(signal: Any, domain: Domain) -> Any:
-    """A signal's samples."""
     if not callable(signal):
         return domain.check_signal("start", signal)
     values = values_at(signal, domain.nodes)

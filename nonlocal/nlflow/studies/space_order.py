@@ -46,13 +46,11 @@ class SpaceOrder(Kind):
     columns = {"nodes": int, "spacing": float, "error": float, "law": str, **JUDGED}  # noqa: RUF012
 
     def check(self, options: Options, given: Any) -> None:
-        """See `Kind.check`."""
         check_continuum(options)
         if "nodes" in given:
             check_sizes("nodes", options["nodes"])
 
     def measure(self, options: Options, seed: np.random.SeedSequence) -> list[Row]:
-        """See `Kind.measure`."""
         del seed  # nothing is drawn
         kernel, boundary, dimension = options["kernel"], options["boundary"], options["dimension"]
         signal = partial(values_at, options["start"] or smooth(boundary, options["channels"]))
@@ -61,7 +59,6 @@ class SpaceOrder(Kind):
         return [_error(kernel, boundary, dimension, signal, n, law) for n in sorted(sizes)]
 
     def fitted(self, name: str, rows: list[Row], options: Options) -> Iterator[Fit]:
-        """See `Kind.fitted`."""
         law = rows[0]["law"]
         if law != "spectral":
             yield _algebraic(name, law, rows)
@@ -70,7 +67,6 @@ class SpaceOrder(Kind):
         yield _steepness(name, rows)
 
     def figure(self, rows: list[Row], fits: list[Fit]) -> Figure:
-        """See `Kind.figure`."""
         from nlflow.studies.drawing import rate_panel
 
         spectral = all(row["law"] == "spectral" for row in rows)

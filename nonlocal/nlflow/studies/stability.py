@@ -61,14 +61,12 @@ class Stability(Kind):
     }  # fmt: skip
 
     def check(self, options: Options, given: Any) -> None:
-        """See `Kind.check`."""
         if "fidelity" in given:
             if min(options["fidelity"]) <= 0:
                 raise InputError("fidelity: got 0, expected numbers > 0: without fidelity constants do not decay")
             check_sizes("fidelity", options["fidelity"])
 
     def measure(self, options: Options, seed: np.random.SeedSequence) -> list[Row]:
-        """See `Kind.measure`."""
         rng = np.random.default_rng(seed)
         problem = build(options, rng)
         weights = problem.affinity
@@ -92,14 +90,12 @@ class Stability(Kind):
         return rows
 
     def fitted(self, name: str, rows: list[Row], options: Options) -> Iterator[Fit]:
-        """See `Kind.fitted`."""
         yield _limit(name, rows)
         errors = [abs(row["growth"] - row["growth_predicted"]) for row in rows if row["growth_predicted"] is not None]
         if errors:
             yield largest(name, "|growth measured - predicted|, the largest over fidelities", errors, _GROWTH_OFF)
 
     def figure(self, rows: list[Row], fits: list[Fit]) -> Figure:
-        """See `Kind.figure`."""
         del fits
         from nlflow.plotting import phase_figure
 

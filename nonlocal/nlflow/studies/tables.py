@@ -39,7 +39,6 @@ def _columns(rows: Sequence[Row]) -> list[str]:
 
 
 def render_csv(rows: list[Row]) -> str:
-    """Return CSV text."""
     stream = io.StringIO(newline="")
     writer = csv.DictWriter(stream, _columns(rows), restval="", lineterminator="\n")
     writer.writeheader()
@@ -48,7 +47,6 @@ def render_csv(rows: list[Row]) -> str:
 
 
 def render_rows(rows: list[Row], *, factored: bool = True) -> str:
-    """Return aligned text."""
     names, alike = _varying(rows) if factored else (_named(rows), [])
     lines = [names, *([_shown(row.get(name)) for name in names] for row in rows)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]

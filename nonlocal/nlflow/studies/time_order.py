@@ -51,12 +51,10 @@ class TimeOrder(Kind):
     columns = {"t": float, "dt": float, "error": float, "order": float, **JUDGED}  # noqa: RUF012
 
     def check(self, options: Options, given: Any) -> None:
-        """See `Kind.check`."""
         if "dt" in given:
             check_sizes("dt", options["dt"])
 
     def measure(self, options: Options, seed: np.random.SeedSequence) -> list[Row]:
-        """See `Kind.measure`."""
         dtype = options["dtype"]
         problem = build(options, np.random.default_rng(seed))
         flow = build_flow(problem.affinity, problem.start, options["metric"], options["fidelity"])
@@ -81,14 +79,12 @@ class TimeOrder(Kind):
         return rows
 
     def fitted(self, name: str, rows: list[Row], options: Options) -> Iterator[Fit]:
-        """See `Kind.fitted`."""
         order = rows[0]["order"]
         expected = order if math.isfinite(order) else None
         fitted = columns(rows, "dt", "error", "used")
         yield power_fit(name, "order in dt", *fitted, expected=expected, tolerance=0.05 * order)
 
     def figure(self, rows: list[Row], fits: list[Fit]) -> Figure:
-        """See `Kind.figure`."""
         from nlflow.studies.drawing import rate_panel
 
         return rate_panel(

@@ -63,7 +63,6 @@ class Contract:
         return result
 
     def refuses(self, promise: str, function: Callable[..., Any], *arguments: Any) -> None:
-        """Expect an `NlflowError`."""
         try:
             result = function(*arguments)
         except NlflowError:
@@ -76,10 +75,8 @@ class Contract:
 
 
 def random(*shape: int, seed: int = 0) -> Floats:
-    """Return uniform noise."""
     return np.random.default_rng([seed, *shape]).uniform(-1, 1, shape)
 
 
 def numbers(values: Any) -> Floats:
-    """Return float64."""
     return np.asarray(values if isinstance(values, float | int | list | tuple) else to_numpy(values), dtype=np.float64)

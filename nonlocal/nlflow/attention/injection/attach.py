@@ -403,7 +403,6 @@ def register() -> tuple[str, ...]:
 
 
 def named(affinity: str, base: str) -> str:
-    """The registered name."""
     name = {"softmax": "neutreno", "symmetric": "neutreno_symmetric"}.get(affinity, affinity)
     return f"{name}_sdpa" if base == "sdpa" and affinity in FUSED else name
 

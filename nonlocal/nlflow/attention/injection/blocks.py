@@ -67,7 +67,7 @@ class Adapter:
     stack: str = ""
 
     def takes(self, name: str, module: nn.Module) -> bool:
-        """Whether it fits."""
+        """Whether this adapter fits a block."""
         if "*" in self.attention or "." in self.attention:
             found = fnmatchcase(name, self.attention)
         else:
@@ -297,7 +297,6 @@ def _projection(adapter: Adapter, name: str, named: dict[str, nn.Module]) -> nn.
 
 
 def own_forward(module: nn.Module) -> Any:
-    """The undecorated forward."""
     return inspect.unwrap(type(module).forward)
 
 
@@ -392,13 +391,11 @@ def crosses(name: str, module: nn.Module) -> bool:
 
 
 def values_of(module: nn.Module) -> nn.Module | None:
-    """Projection of values."""
     direct = dict(module.named_children())
     return next((direct[name] for name in _VALUES if name in direct), None)
 
 
 def output_of(name: str, module: nn.Module, named: dict[str, nn.Module]) -> nn.Module | None:
-    """The output projection."""
     direct = dict(module.named_children())
     for child in _OUTPUTS:
         found = direct.get(child)

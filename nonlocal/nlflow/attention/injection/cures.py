@@ -54,7 +54,7 @@ class Cure:
     later: bool = False
 
     def arguments(self, strengths: Sequence[float]) -> dict[str, Any]:
-        """Arguments of `attach`."""
+        """What `attach` takes for this cure."""
         if self.name in TERMS_OF_V0:
             return {"fidelity": list(strengths), "semi_implicit": self.name == TERMS_OF_V0[0]}
         return {"fidelity": 0.0, "cures": {self.name: list(strengths)}}
@@ -93,7 +93,6 @@ CURES = {
 
 
 def checked(cures: Mapping[str, float | Sequence[float]] | None, count: int) -> dict[str, list[float]]:
-    """Check cures."""
     result = {}
     names = tuple(name for name in CURES if name not in TERMS_OF_V0)
     if cures is not None and not isinstance(cures, Mapping):
@@ -119,7 +118,6 @@ def checked(cures: Mapping[str, float | Sequence[float]] | None, count: int) -> 
 
 
 def in_range(cure: Cure, name: str, number: Any) -> float:
-    """Check its number."""
     found = check_number(name, number)
     if not cure.low <= found <= cure.high:
         to = f"to {cure.high:g}" if cure.high < _INFINITE else "up"
@@ -213,7 +211,6 @@ class Present:
         self._padded = False  # whether any call had padding
 
     def hooks(self, model: nn.Module) -> list[Any]:
-        """Register the hooks."""
         return [
             model.register_forward_pre_hook(self._begin, with_kwargs=True),
             model.register_forward_hook(self._end, always_call=True),

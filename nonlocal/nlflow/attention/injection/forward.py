@@ -54,7 +54,6 @@ class Call:
             self.entered = self.latest
 
     def count(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Count its tokens."""
         given = (kwargs.get("hidden_states"), *args, *kwargs.values())
         tokens = next((one for one in given if _is_numbers(one) and one.ndim > 1), None)
         self.counts[id(module)] = [0, 0 if tokens is None else tokens.shape[:-1].numel(), 0]
@@ -176,7 +175,6 @@ class Part:
     hook: Any = None
 
     def there(self) -> bool:
-        """Whether it is."""
         now = self.parent._modules.get(self.place)
         if now is self.child:
             return True
@@ -207,7 +205,6 @@ class Stack:
         self._open: dict[int, list[Call]] = {}
 
     def open(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        """Begin a call."""
         for name, config in self.configs.items():
             if (now := str(config._attn_implementation)).removeprefix("nlflow_probe_") not in self.names:
                 raise InputError(
@@ -252,7 +249,6 @@ class Stack:
             )
 
     def close(self, module: nn.Module, args: Any, output: Any) -> None:
-        """End a call."""
         calls = self._open.get(thread_number())
         if not calls:
             return
@@ -283,7 +279,6 @@ class Stack:
         self.seen = self.acting.keys() <= self.acted
 
     def of(self, calls: dict[str, Call] | None, name: str) -> Call:
-        """The running call."""
         if calls is not None and self.group in calls:
             return calls[self.group]
         if running := self._open.get(thread_number()):
@@ -296,7 +291,6 @@ class Stack:
         )
 
     def enter(self, module: nn.Module, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Enter a layer."""
         if (call := self._running(kwargs)) is not None:
             call.enter(module, layer, args, kwargs)
 
@@ -313,7 +307,6 @@ class Stack:
         return found or next(iter(self._open.get(thread_number(), ())[-1:]), None)
 
     def ran(self) -> None:
-        """Note a call."""
         if calls := () if tracing() else self._open.get(thread_number(), ()):
             calls[-1].ran = True
 

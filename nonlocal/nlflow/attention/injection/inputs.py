@@ -86,7 +86,6 @@ def text_inputs(model: nn.Module, source: str | os.PathLike[str], text: Any) -> 
 
 
 def tokenizer_of(name: str, source: str | os.PathLike[str], otherwise: str) -> Any:
-    """The tokenizer."""
     folder, why = check_path("source", source), ""
     try:
         tokenizer = transformers_library().AutoTokenizer.from_pretrained(
@@ -293,7 +292,6 @@ def try_out(model: nn.Module, inputs: Any) -> None:
 
 
 def check_inputs(model: Any, inputs: Any) -> None:
-    """Refuse wrong inputs."""
     model = without_wrapper(model)
     main = getattr(model, "main_input_name", "")
     main = main if isinstance(main, str) else ""  # a few have a list, of which none comes first
@@ -385,7 +383,6 @@ def _check_lengths(model: Any, inputs: Mapping[str, Any]) -> None:
 
 
 def positions(model: Any) -> int:
-    """Number of positions."""
     config: Any = getattr(model, "config", None)
     names = ("max_position_embeddings", "n_positions")
     places = ((one, name) for one in (config, getattr(config, "text_config", None)) for name in names)
@@ -409,7 +406,6 @@ def _check_ids(model: Any, inputs: Mapping[str, Any]) -> None:
 
 
 def vocabulary(model: Any) -> int:
-    """Number of tokens."""
     try:
         embedding = model.get_input_embeddings()
     except (AttributeError, NotImplementedError):
@@ -439,7 +435,6 @@ def _wrong_ids(ids: Any, words: int) -> tuple[str, str]:
 
 
 def several(given: dict[str, Tensor] | Tensor | None) -> list[Any]:
-    """Inputs to try."""
     if not isinstance(given, dict):
         return [] if given is None else [given]
     found: list[Any] = [given]

@@ -35,7 +35,6 @@ class Record:
 
 
 def plain_arguments(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Arguments for JSON."""
     result = dict(arguments)
     adapter: Adapter | Sequence[Adapter] | None = result.pop("adapter")
     if adapter is not None:

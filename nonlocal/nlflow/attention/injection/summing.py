@@ -38,7 +38,6 @@ class Summed:
         self.constant, self.taken, self.call = OfThread(), OfThread(), OfThread()  # `constant`: while it is looked at
 
     def hooks(self) -> list[Any]:
-        """Register the hooks."""
         return [
             self.module.register_forward_pre_hook(self.begin, with_kwargs=True),
             self.values.register_forward_hook(self.take),
@@ -46,14 +45,12 @@ class Summed:
         ]
 
     def begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Keep the arguments."""
         self.taken.set(None)
         self.stack.ran()
         if self.layout is None and not torch.compiler.is_compiling():
             self.call.set(fresh(args, kwargs))
 
     def take(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
-        """Keep the values."""
         if not isinstance(output, Tensor):
             return output
         if (constant := self.constant.get()) is not None:
@@ -66,7 +63,6 @@ class Summed:
         return output
 
     def give(self, module: nn.Module, args: tuple[Any, ...]) -> Any:
-        """Add the term."""
         averages = args[0]
         if self.constant.get() is not None:
             raise _Came(averages)
@@ -121,7 +117,6 @@ class Summed:
         return output[0] if isinstance(output, tuple | list) else output  # type: ignore[no-any-return]
 
     def refused(self, got: str) -> LayoutError:
-        """The error."""
         return LayoutError(
             f"model: got {got} in {self.terms.label} ({type(self.module).__name__}), which sums by itself; expected "
             "averages of one row for each token between the projections of values and output; leave it out with "
@@ -136,7 +131,6 @@ class InTorch:
         self.module, self.terms, self.stack = module, terms, stack
 
     def hooks(self) -> list[Any]:
-        """Register the hooks."""
         return [
             self.module.register_forward_pre_hook(self.show, with_kwargs=True),
             self.module.register_forward_hook(self.add, with_kwargs=True),
@@ -161,12 +155,10 @@ class InTorch:
         return made if self.module.batch_first else made.transpose(0, 1)
 
     def show(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Show the values."""
         if tracing():
             end_with_values(self.module, self.values(args, kwargs)[:, None])
 
     def add(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
-        """Add the term."""
         new = self.values(args, kwargs)
         call = self.stack.of(None, self.terms.label)
         first = call.first_values(self.module, self.terms, new[:, None])

@@ -145,7 +145,6 @@ class Layout:
         self._made = OfThread()
 
     def hooks(self, block: Block) -> list[Any]:
-        """Watch projections."""
         heads, label = heads_of(block.module), f"{block.name} ({type(block.module).__name__})"
 
         def take(module: nn.Module, args: Any, output: Any) -> None:

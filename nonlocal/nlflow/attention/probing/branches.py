@@ -66,7 +66,6 @@ class Seen:
     turned: bool = False  # whether the layer takes states (N, B, D)
 
     def begin(self) -> None:
-        """Keep earlier calls."""
         if self.attended:
             earlier, number = [*self.earlier, self._alone()], self.number + 1
             vars(self).update(vars(Seen(self.block)), earlier=earlier, number=number)
@@ -86,7 +85,6 @@ class Seen:
 
     @property
     def name(self) -> str:
-        """Its numbered name."""
         return self.block.name + (f" (call {self.number})" if self.number > 1 else "")
 
 

@@ -26,12 +26,10 @@ _SHARE = 0.05  # of the squared length: outlier channels that are told
 
 
 def findings(cause: Cause, spectra: Sequence[LayerSpectrum] | None = None) -> list[str]:
-    """Findings in sentences."""
     return [*(_growth(stack, blocks) for stack, blocks in _stacks(cause).items()), *causes(cause, spectra)]
 
 
 def causes(cause: Cause, spectra: Sequence[LayerSpectrum] | None = None) -> list[str]:
-    """Say why."""
     told = [one for stack, blocks in _stacks(cause).items() for one in _of_stack(stack, blocks)]
     return [*told, verdict_of(spectra)] if spectra else told
 

@@ -63,7 +63,6 @@ class Operator:
         return (self.output * self.values.mT).sum((-2, -1)) / self.values.shape[1]
 
     def added(self, averages: Tensor) -> Tensor:
-        """What averages add."""
         merged = averages.transpose(1, 2).flatten(2)
         made = merged @ self.weight.to(merged.dtype)
         return self.tail(made if self.bias is None else made + self.bias)

@@ -70,7 +70,6 @@ class Point:
         return Point(values, *(_spread(each, rows, items) for each in (self.pooled, self.energy, self.count)))
 
     def part(self, rows: NDArray[np.bool_] | slice) -> Point:
-        """Take some inputs."""
         values = {name: each[rows] for name, each in self.values.items()}
         return Point(values, self.pooled[rows], self.energy[rows], self.count[rows])
 
@@ -82,7 +81,6 @@ def _spread(values: Floats, rows: NDArray[np.int_], items: int) -> Floats:
 
 
 def joined(points: Iterable[Point]) -> Point:
-    """Join batches."""
     several = list(points)
     values = {name: np.concatenate([one.values[name] for one in several]) for name in several[0].values}
     rest = (np.concatenate([getattr(one, name) for one in several]) for name in ("pooled", "energy", "count"))
@@ -152,7 +150,6 @@ class Few(NamedTuple):
 
     @classmethod
     def numbered(cls, numbers: list[int], device: torch.device) -> Few:
-        """From their numbers."""
         return cls(np.array(numbers, dtype=np.int_), torch.tensor(numbers, dtype=torch.long, device=device))
 
 
@@ -173,7 +170,6 @@ class Course:
 
     @property
     def count(self) -> int:
-        """Number of points."""
         return len(self.points) + len(self.waiting)
 
     def at(self, name: str, state: Tensor, few: Few | None = None) -> str:
@@ -184,7 +180,6 @@ class Course:
         return name
 
     def measure(self) -> None:
-        """Measure waiting states."""
         for whole in (True, False):
             own = [one for one in self.waiting if (one[2] is None) == whole]
             if not own:

@@ -119,7 +119,6 @@ def probe(
 
 
 def call_of(model: nn.Module, inputs: Any) -> Callable[[], Any]:
-    """The model's call."""
     if not isinstance(inputs, Mapping | Tensor):
         raise InputError(
             f"inputs: got {type(inputs).__name__}, expected a tensor, or a dict of them as a tokenizer or a processor "
@@ -195,7 +194,6 @@ def seen_ones(model: str, run: list[Seen]) -> list[Seen]:
 
 
 def beside_pooling(run: list[Seen]) -> list[Seen]:
-    """Leave out pooling."""
     pooling = [one for one in run if one.taken is not None and one.taken.q.shape[-2] != one.taken.k.shape[-2]]
     rest = [one for one in run if one not in pooling]
     if not any(one.taken is not None for one in rest):
@@ -212,7 +210,6 @@ def _leave_out(modules: list[Seen], run: list[Seen], why: str) -> None:
 
 
 def layer_of(one: Seen, inputs: Any, *, several: bool) -> Layer:
-    """Make a layer."""
     taken, block = one.taken, one.block
     if taken is None:
         raise InputError(

@@ -61,8 +61,6 @@ Take = Callable[[nn.Module, tuple[Any, ...], dict[str, Any], Any], Taken]
 
 @contextmanager
 def taking(found: list[Seen], take: Take) -> Iterator[None]:
-    """Ask `take`."""
-
     def keep(one: Seen, *call: Any) -> None:
         one.taken = take(*call)
 
@@ -317,7 +315,6 @@ def _check_average(name: str, taken: Taken, output: Tensor) -> None:
 
 
 def capped(logits: Tensor, softcap: float | None) -> Tensor:
-    """Cap logits."""
     return logits if softcap is None else torch.tanh(logits / softcap) * softcap
 
 
@@ -327,6 +324,5 @@ def kept_by_tokens(logits: Tensor, sink: Tensor) -> Tensor:
 
 
 def rows_of_sink(sink: Tensor, rows: tuple[int, int, int]) -> Tensor:
-    """Sinks by row."""
     sink = sink if sink.ndim == 4 and sink.numel() > rows[1] else sink.reshape(1, -1, 1, 1)
     return sink.expand(*rows, 1)

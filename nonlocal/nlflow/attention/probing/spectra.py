@@ -109,7 +109,7 @@ class LayerSpectrum(Brief):
     scale: float
 
     def row(self) -> dict[str, Any]:
-        """Its row."""
+        """The row of the layer in a table."""
         verdicts = [head.ruling.verdict for head in self.heads]
         first = self.omegas[0]
         return {
@@ -126,7 +126,7 @@ class LayerSpectrum(Brief):
         }  # fmt: skip
 
     def head_rows(self) -> Iterator[dict[str, Any]]:
-        """Rows of heads."""
+        """The rows of its heads in a table."""
         for number, head in enumerate(self.heads):
             first = head.omegas[0]
             yield {
@@ -213,7 +213,6 @@ def eigenvalues_of(matrix: Floats, *, causal: bool = False) -> Complex:
 
 
 def rate_of(alphas: Complex) -> float:
-    """Modulus of mu_2."""
     if np.isnan(alphas).any():
         return math.nan
     others = np.delete(alphas, int(np.abs(alphas - 1).argmin()))
@@ -252,7 +251,6 @@ def _mean(values: list[float]) -> float:
 
 
 def verdict_of(layers: Sequence[LayerSpectrum]) -> str:
-    """Verdict in words."""
     depth = len(layers)
     counts = {name: sum(one.ruling.verdict == name for one in layers) for name in VERDICTS}
     within = [one for one in layers if one.ruling.layers <= depth]

@@ -53,7 +53,6 @@ class Growth:
 
     @property
     def verdict(self) -> str:
-        """Its over-smoothing."""
         if math.isnan(self.change[1]) or math.isnan(self.drift[1]):
             return "may over-smooth or not: to tell takes three inputs or more"
         if not self.alike:
@@ -66,7 +65,6 @@ class Growth:
         return "over-smooths, since tokens grow alike and inputs are not seen to"
 
     def sentence(self) -> str:
-        """Verdict with numbers."""
         if math.isnan(self.cosine[1] - self.cosine[0]):
             return f"the {self.stack} has no cosine of two tokens: one token alone, or a layer that shows no states"
         told = f"the {self.stack} {self.verdict}; mean cosine of two tokens {_moved(self.cosine)}"
@@ -304,7 +302,6 @@ def survey(
 
 
 def check_several(inputs: Any) -> None:
-    """Refuse one batch."""
     if isinstance(inputs, Mapping | Tensor | str) or not hasattr(inputs, "__iter__"):
         raise InputError(
             f"inputs: got {type(inputs).__name__}, expected a list or a DataLoader of what probe takes; call probe for "
@@ -397,13 +394,11 @@ def isotropy_of(pooled: Floats) -> tuple[float, Floats]:
 
 
 def jackknife_error(left: Floats) -> float:
-    """Jackknife standard error."""
     count = len(left)
     return float(np.sqrt((count - 1) / count * ((left - left.mean()) ** 2).sum()))
 
 
 def mean_of(values: Floats) -> tuple[float, float]:
-    """Mean and error."""
     numbers = values[~np.isnan(values)]
     if not numbers.size:
         return math.nan, math.nan

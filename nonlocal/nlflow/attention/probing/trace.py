@@ -84,7 +84,7 @@ class Head:
 
     @cached_property
     def symmetric(self) -> bool:
-        """Whether `affinity` is."""
+        """Whether `affinity` is symmetric."""
         return self.affinity.symmetric
 
     def along(self, q: Floats, k: Floats) -> Affinity:
@@ -117,22 +117,22 @@ class Head:
 
     @cached_property
     def affinity(self) -> Affinity:
-        """Affinity of P."""
+        """The affinity whose averages are P."""
         return self.along(self.q, self.k)
 
     @cached_property
     def chain(self) -> MarkovChain:
-        """Its Markov chain."""
+        """The Markov chain with transition matrix P."""
         return MarkovChain(self.affinity)
 
     @property
     def matrix(self) -> Floats:
-        """P, (N, N)."""
+        """P, shape (N, N)."""
         return self.chain.matrix()
 
     @property
     def stationary(self) -> Floats:
-        """The stationary law."""
+        """The stationary law of P."""
         return self.chain.stationary
 
     @cached_property
@@ -287,7 +287,7 @@ class Layer:
 
     @cached_property
     def padded(self) -> bool:
-        """Whether padding occurs."""
+        """Whether some token is padding."""
         return not bool(self.tokens.all())  # a device is asked once
 
     @property
@@ -370,7 +370,7 @@ class LayerTrace:
         return f"<LayerTrace of {self.model}: {len(self)} layers of {first.heads} heads, {size}>"
 
     def number(self, layer: int | str) -> int:
-        """Number by name."""
+        """A number of the model by its name."""
         names = [one.name for one in self.layers]
         if isinstance(layer, str):
             if layer not in names:
@@ -511,7 +511,6 @@ class LayerTrace:
 
 
 def as_frame(rows: list[dict[str, Any]]) -> Any:
-    """Rows for pandas."""
     try:
         pandas = importlib.import_module("pandas")
     except ImportError as error:

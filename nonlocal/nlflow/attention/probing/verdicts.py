@@ -261,7 +261,6 @@ def random_products(features: int, width: int, draws: int, rng: np.random.Genera
 
 
 def random_stochastic(count: int, rng: np.random.Generator, visible: NDArray[np.bool_] | None = None) -> Floats:
-    """Random stochastic matrix."""
     drawn = rng.standard_exponential((count, count))
     drawn = drawn if visible is None else np.where(visible, drawn, 0.0)
     return np.asarray(drawn / drawn.sum(axis=1, keepdims=True))

@@ -46,7 +46,6 @@ def logarithms_of(layer: Layer, q: Tensor, k: Tensor, bias: Tensor | None) -> Te
 
 
 def matrices_of(layer: Layer, place: Place, k: Tensor | None = None) -> Tensor:
-    """P, with sinks."""
     keys = without_padding(layer, place, layer.k) if k is None else wide(k)
     logarithms = logarithms_of(layer, without_padding(layer, place, layer.q), keys, bias_of(layer, place))
     weights = logarithms.softmax(-1)

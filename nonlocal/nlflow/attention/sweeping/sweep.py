@@ -68,7 +68,7 @@ class Sweep(Brief):
     left_out: dict[str, str] = field(default_factory=dict)
 
     def table(self) -> str:
-        """Settings as text."""
+        """The settings and their scores as text."""
         shown = [{k: v for k, v in row.items() if k not in ("helps", "harms", "bytes")} for row in self.rows]
         for row, own in zip(shown, self.rows, strict=True):
             row["verdict"] = "helps" if own["helps"] else "harms" if own["harms"] else "no difference seen"
@@ -76,12 +76,12 @@ class Sweep(Brief):
 
     @property
     def chosen(self) -> dict[str, Any] | None:
-        """Row of `best`."""
+        """The row of the best setting."""
         return max((row for row in self.rows if row["helps"]), key=lambda row: row["gain"], default=None)
 
     @property
     def verdict(self) -> str:
-        """What to do."""
+        """What the sweep says to do."""
         tried = f"{_settings(len(self.rows))} tried on {self.items} items"
         tried += f" ({', '.join(self.left_out)} left out)" if self.left_out else ""
         row = self.chosen
@@ -276,7 +276,6 @@ def settings_of(
     layers: Sequence[str] | Mapping[str, Sequence[int]] | None = None,
     adapter: Adapter | Sequence[Adapter] | None = None,
 ) -> dict[Setting, dict[str, Any]]:
-    """Arguments by setting."""
     if isinstance(cures, str):
         raise InputError(f"cures: got {cures!r}, expected a list of names; write [{cures!r}]")
     names = list(CURES if cures is None else cures)

@@ -103,7 +103,7 @@ class Retrieval:
         return reciprocal_ranks(embedded[::2], embedded[1::2])
 
     def embed(self, model: Any, texts: Sequence[str]) -> Floats:
-        """Embeddings (n, D)."""
+        """Return embeddings, shape (n, D)."""
         network = network_of(model)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of cut passages, which the docstring tells
@@ -128,7 +128,7 @@ class Retrieval:
 
     @staticmethod
     def summary(scores: Floats) -> float:
-        """Mean reciprocal rank."""
+        """The mean reciprocal rank."""
         return float(np.mean(scores))
 
 
@@ -246,7 +246,7 @@ class Classification:
         return np.asarray(scores.argmax(axis=1) == self.labels, dtype=np.float64)
 
     def embed(self, model: Any) -> Floats:
-        """Features (n, D)."""
+        """Return features, shape (n, D)."""
         network, found = network_of(model), []
         for start in range(0, len(self.inputs), self.batch):
             part = self.inputs[start : start + self.batch]
@@ -403,7 +403,7 @@ class WordErrors:
 
     @staticmethod
     def summary(scores: Floats) -> float:
-        """Mean error rate."""
+        """The mean rate of errors in words."""
         return float(-np.mean(scores))
 
 

@@ -167,7 +167,7 @@ class NeutrenoAttention(nn.Module):
         return result, anchor
 
     def parts(self, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys, values."""
+        """Return queries, keys and values."""
         check_dense("tokens", tokens)
         there = getattr(self.query, "weight", tokens).device
         if tokens.device != there:
@@ -251,7 +251,7 @@ class SignedProjection(nn.Module):
 
     @property
     def eigenvalues(self) -> Tensor:
-        """ω, shape (D,)."""
+        """The eigenvalues ω, shape (D,)."""
         return self.psi.square() if self.kind == "smoothing" else -self.psi.square().clamp_max(1)
 
     @property
@@ -279,7 +279,6 @@ def value_residual(values: Tensor, first: Tensor, own: float | Tensor = 0.5, sha
 
 
 def differential_start(layer: int) -> float:
-    """Start of λ."""
     return 0.8 - 0.6 * math.exp(-0.3 * (check_integer("layer", layer, minimum=1) - 1))
 
 

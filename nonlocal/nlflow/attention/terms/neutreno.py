@@ -54,7 +54,6 @@ class WideParameters(nn.Module):
 
 
 def widest(dtype: torch.dtype | None) -> torch.dtype:
-    """At least float32."""
     dtype = torch.get_default_dtype() if dtype is None else dtype
     return torch.float32 if dtype.is_floating_point and dtype.itemsize < 4 else dtype
 
@@ -70,7 +69,6 @@ def removed_similarity(tokens: Tensor, strength: float, mask: Tensor | None = No
 
 
 def scaled_features(tokens: Tensor, mean: Tensor, low: float | Tensor, high: float | Tensor) -> Tensor:
-    """Return FeatScale."""
     return tokens + low * mean + high * (tokens - mean)
 
 
@@ -185,11 +183,9 @@ class LayerTerms(WideParameters):
 
     @property
     def active(self) -> bool:
-        """Whether fidelity acts."""
         return not self.first and self.start > 0
 
     def extra_repr(self) -> str:
-        """Options, for printing."""
         return f"{self.options.affinity}, fidelity={self.start if not self.first else 0:g}"
 
     def forward(
@@ -224,7 +220,6 @@ class LayerTerms(WideParameters):
         )
 
     def scale_features(self, module: nn.Module, args: Any, output: Tensor) -> Tensor:
-        """Apply FeatScale."""
         scaled: Tensor = self.feat(output, self.visible.take(), causal=self.causal)  # type: ignore[misc]  # a hook where it is there
         return scaled
 
@@ -270,7 +265,6 @@ def matrix_step(average: Tensor, first: Tensor, spread: Tensor, variance: Tensor
 
 
 def wide(tensor: Tensor) -> Tensor:
-    """At least float32."""
     return tensor.float() if tensor.element_size() < 4 else tensor
 
 

@@ -132,5 +132,4 @@ def jobs(function: Any) -> Any:
 
 
 def index32(value: int) -> Any:
-    """A constant int32."""
     return ir.Constant(ir.IntType(32), value)

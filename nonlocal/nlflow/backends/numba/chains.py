@@ -50,7 +50,6 @@ def _sweep(starts, stops, ends, weights, b, x, columns):
 
 @njit(cache=True, fastmath=_FLAGS)
 def sweep(starts, stops, ends, weights, b, x):
-    """One Gauss-Seidel sweep."""
     if x.shape[1] == COLUMNS:
         _sweep(starts, stops, ends, weights, b, x, COLUMNS)
     elif x.shape[1] == _FEW:
@@ -108,7 +107,6 @@ def subtract(w, shares, v):
 
 @njit(cache=True, fastmath=_FLAGS)
 def spread(group, coarse, x):
-    """Add aggregates' values."""
     for i in range(x.shape[0]):
         for c in range(x.shape[1]):
             x[i, c] += coarse[group[i], c]

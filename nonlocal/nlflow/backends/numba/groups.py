@@ -246,7 +246,6 @@ def filter_job(
     slices, rows, columns, begun, patch, radii, run, motion, leave, factor, shrink, powers, across,
     running, rounding, lost, windows,
 ):  # fmt: skip
-    """Do one job."""
     job = begun + slot
     sums = windows[slot]
     pz, ph, pw = patch
@@ -434,7 +433,6 @@ def filter_groups(
 
 @njit(error_model="numpy", **APART)
 def add_band(band, windows, slices, rows, columns, begun, last, radii, run, motion, out):
-    """Add some rows."""
     D, H, W = out.shape[2:]
     runs = (columns.shape[0] + run - 1) // run
     kinds, planes, deep, high, wide = windows.shape[1:]

@@ -43,7 +43,6 @@ _HIGHEST = {4: 100.0, 8: 1000.0}  # powers of two that are taken
 
 
 def group(dtype: Any) -> int:
-    """Queries summed together."""
     return int(VECTORS * BYTES // np.dtype(dtype).itemsize)
 
 

@@ -163,7 +163,6 @@ def _ends(follow, last, size):
 def find_job(
     job, guide, edge, slices, rows, columns, shape, patch, radii, run, motion, order, moves, rounding, members, counts
 ):  # fmt: skip
-    """Do one job."""
     D, H, W = shape
     pz, ph, pw = patch
     Rz, Ry, Rx = radii

@@ -211,7 +211,6 @@ def _tiles(rows, columns):
 
 @njit(cache=True, fastmath=FLAGS)
 def store_tile(tile_of, tile, image, offsets, spatial, reach, offset, scale, tokens, isolated, weights):
-    """Do one tile."""
     Ri, Rj, ri, rj = reach
     ei = 2 * ri if tokens else ri
     ej = 2 * rj if tokens else rj
@@ -273,7 +272,6 @@ def store_weights(body, tile_of, image, offsets, spatial, reach, offset, scale, 
 
 @njit(cache=True, fastmath=FLAGS)
 def apply_line(tile, weights, offsets, centre, signal, out):
-    """Do one tile."""
     D, H, W = out.shape
     Ri = weights.shape[0] - H
     Rj = weights.shape[2] - W
@@ -324,7 +322,6 @@ def apply_weights(body, weights, offsets, centre, signal, out):
 
 @njit(cache=True, fastmath=FLAGS)
 def apply_tile(tile_of, tile, image, offsets, spatial, reach, offset, scale, tokens, isolated, centre, signal, out):
-    """Do one tile."""
     Ri, Rj, ri, rj = reach
     ei = 2 * ri if tokens else ri
     ej = 2 * rj if tokens else rj

@@ -34,7 +34,6 @@ _I32, _I64 = ir.IntType(32), ir.IntType(64)
 
 
 def index(value: int) -> Any:
-    """A constant integer."""
     return ir.Constant(_I64, value)
 
 
@@ -56,11 +55,9 @@ class Vectors:
         set.add(builder.function.attributes, f'"prefer-vector-width"="{8 * BYTES}"')
 
     def constant(self, value: float) -> Any:
-        """Of one number."""
         return ir.Constant(self.type, [ir.Constant(self.number, value)] * self.lanes)
 
     def load(self, pointer: Any, place: Any) -> Any:
-        """At a place."""
         return self.builder.load(self._at(pointer, place), align=self.size)
 
     def lanes_before(self, count: Any) -> Any:
@@ -78,15 +75,12 @@ class Vectors:
         return self.builder.call(load, [where, ir.Constant(_I32, self.size), inside, nothing])
 
     def store(self, value: Any, pointer: Any, place: Any) -> None:
-        """At a place."""
         self.builder.store(value, self._at(pointer, place), align=self.size)
 
     def broadcast(self, number: Any) -> Any:
-        """Of one value."""
         return self._spread(number, self.type)
 
     def broadcast_from(self, pointer: Any, place: Any) -> Any:
-        """Of one place."""
         return self.broadcast(self.builder.load(self.builder.gep(pointer, [place])))
 
     def multiply_add(self, a: Any, b: Any, c: Any) -> Any:
@@ -95,7 +89,6 @@ class Vectors:
         return self._call(f"llvm.fmuladd.{self._suffix}", (a, b, c))
 
     def square_root(self, a: Any) -> Any:
-        """Lane by lane."""
         return self._call(f"llvm.sqrt.{self._suffix}", (a,))
 
     def inverse_root(self, a: Any) -> Any:
@@ -113,7 +106,6 @@ class Vectors:
         return multiply(y, self.multiply_add(less, y, self.constant(1.5)))
 
     def magnitude(self, a: Any) -> Any:
-        """Lane by lane."""
         return self._call(f"llvm.fabs.{self._suffix}", (a,))
 
     def rounded(self, a: Any) -> Any:
@@ -122,7 +114,6 @@ class Vectors:
         return self.builder.fsub(self.builder.fadd(a, large), large)
 
     def total(self, a: Any) -> Any:
-        """Halves first."""
         kind = ir.FunctionType(self.number, [self.number, self.type])
         name = f"llvm.vector.reduce.fadd.{self._suffix}"
         add = cgutils.get_or_insert_function(self.builder.module, kind, name)
@@ -137,11 +128,9 @@ class Vectors:
         return self.builder.select(self.builder.fcmp_ordered("<", a, b, flags=("nnan", "nsz")), a, b)
 
     def where(self, condition: Any, a: Any, b: Any) -> Any:
-        """Lane by lane."""
         return self.builder.select(condition, a, b)
 
     def compare(self, sign: str, a: Any, b: Any) -> Any:
-        """Lane by lane."""
         return self.builder.fcmp_ordered(sign, a, b)
 
     def power(self, a: Any, power: Fraction) -> Any:

@@ -117,7 +117,6 @@ def _next_of(chain, state, number):
 
 @njit(parallel=True, cache=True)
 def add_up(starts, probabilities, shares):
-    """Write cumulative probabilities."""
     for i in prange(starts.shape[0] - 1):
         total = 0.0
         for e in range(starts[i], starts[i + 1]):

@@ -41,7 +41,6 @@ class Place:
 
     @classmethod
     def of(cls, device: torch.device) -> Place:
-        """Of a device."""
         if device.type != "cuda":
             return cls(device.type)
         allowed = getattr(torch.backends.cuda, "cudnn_sdp_enabled", lambda: False)()

@@ -38,8 +38,6 @@ class Matrices:
     powers: tuple[float, ...]
 
     def to(self, dtype: torch.dtype) -> Matrices:
-        """In a precision."""
-
         def turned(matrix: Tensor | None) -> Tensor | None:
             return None if matrix is None else matrix.to(dtype)
 

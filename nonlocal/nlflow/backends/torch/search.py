@@ -310,7 +310,6 @@ class _Axis:
 
 
 def three(values: Sequence[int]) -> Three:
-    """As a tuple."""
     a, b, c = values
     return a, b, c
 

@@ -52,7 +52,6 @@ class Processes:
 
     @property
     def total(self) -> int:
-        """Nodes of all."""
         return sum(self.counts)
 
     def check_carried(self, name: str, value: Tensor) -> None:
@@ -132,7 +131,6 @@ class Processes:
 
     @property
     def before(self) -> int:
-        """Nodes before these."""
         return sum(self.counts[: self.rank])
 
     def bring(self, rows: Tensor) -> Tensor:
@@ -183,14 +181,12 @@ class Shard(Tensor):
 
     @staticmethod
     def of(rows: Tensor, processes: Processes) -> Shard:
-        """Share the memory."""
         result = Shard.rows(rows).as_subclass(Shard)
         result.processes = processes
         return result
 
     @staticmethod
     def rows(tensor: Tensor) -> Tensor:
-        """Share the memory."""
         with torch._C.DisableTorchFunctionSubclass():
             return tensor.as_subclass(Tensor)
 

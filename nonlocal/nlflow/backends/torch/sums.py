@@ -75,7 +75,6 @@ class TorchSums:
 
     @property
     def how(self) -> str:
-        """In words."""
         if self.fused:
             pairs = self._x[..., 0].numel() * self._y.shape[-2]
             return f"fused by {told(self._x, self._form.bias is not None, pairs)}"
@@ -113,7 +112,6 @@ class TorchSums:
 
     @property
     def kept(self) -> tuple[Tensor, ...]:
-        """Tensors held."""
         mean = self.__dict__.get("_mean_weight")
         return (self._x, self._y) if mean is None else (self._x, self._y, mean)
 
@@ -369,12 +367,10 @@ class MaskedSums:
 
     @property
     def how(self) -> str:
-        """In words."""
         return self._sums.how
 
     @property
     def kept(self) -> tuple[Tensor, ...]:
-        """Tensors held."""
         return self._sums.kept
 
     @property

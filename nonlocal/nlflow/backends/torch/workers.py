@@ -22,7 +22,6 @@ def chunk_for(device: torch.device) -> int:
 
 
 def bytes_of_chunks(device: torch.device) -> int:
-    """Of all workers."""
     return 16 * (_held.get() or torch.get_num_threads() if device.type == "cpu" else 1)
 
 
@@ -52,7 +51,6 @@ def workers_for(device: torch.device) -> Iterator[int]:
 
 
 def exact_products(device: torch.device) -> AbstractContextManager[None]:
-    """Keep all digits."""
     before = torch.get_float32_matmul_precision()
     if before == "highest" and not torch.is_autocast_enabled(device.type):
         return nullcontext()  # it is entered at each velocity

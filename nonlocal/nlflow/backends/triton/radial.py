@@ -124,7 +124,6 @@ def _power(base: str, exponent: str) -> str:
 
 
 def source(form: str) -> str:
-    """A kernel's text."""
     lines, result, count = written(form)
     sizes = ", ".join(f"{name}: tl.constexpr" for name in ("ROWS", "KEYS", "COLUMNS"))
     return _SOURCE.format(
@@ -141,7 +140,6 @@ def _joined(form: str, numbers: list[float]) -> tuple[str, list[float]]:
 
 @cache
 def compiled(form: str) -> Any:
-    """A form's kernel."""
     import triton
     import triton.language as tl
 

@@ -27,7 +27,6 @@ def _find(
     PZ: tl.constexpr, PY: tl.constexpr, PX: tl.constexpr, ROOM: tl.constexpr,
     LANES: tl.constexpr,
 ):  # fmt: skip
-    """Find one group."""
     reference = tl.program_id(0)
     z = tl.load(slices + reference // (n_rows * n_columns))
     y = tl.load(rows + reference // n_columns % n_rows)

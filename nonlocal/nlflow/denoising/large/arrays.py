@@ -195,7 +195,6 @@ def denoised(
 
 
 def counts_only(noise: Any, sigma: Any, strength: float, what: str) -> Noise | None:
-    """Counts or None."""
     model, _ = choose_noise(noise, sigma)
     if isinstance(model, str):
         return None
@@ -208,7 +207,6 @@ def counts_only(noise: Any, sigma: Any, strength: float, what: str) -> Noise | N
 
 
 def need_dask() -> None:
-    """Refuse without Dask."""
     try:
         import dask.array  # noqa: F401
     except ImportError as error:
@@ -240,7 +238,6 @@ def _blocks(image: Any, channel_axis: Any, axes: Any, spacing: Any) -> tuple[Blo
 
 
 def levels_of(sigma: Any, axes: Axes) -> Array:
-    """Noise by channels."""
     levels: Array | None = numbers_of(sigma, axes.spatial, axes.channels, axes.channel is not None)
     if levels is None:
         raise InputError(
@@ -396,7 +393,6 @@ def widened(
 def looked_at(
     block: Array, place: tuple[slice, ...], corner: tuple[int, ...], inner: tuple[slice, ...], frame: Frame
 ) -> Looked:
-    """Place with estimate."""
     part = frame.part(block)
     u = _estimate(part, corner, frame, math.inf)
     return Looked(place, part.f[inner], u[inner], None if part.missing is None else part.missing[inner])
@@ -429,7 +425,6 @@ def _in_order(tasks: list[Any]) -> Iterator[float]:
 
 
 def info_of(frame: Frame, why: str, memory: int, tiles: int) -> DenoiseInfo:
-    """Info before denoising."""
     told = {**frame.told(), "residual": math.nan, "tiles": tiles, "memory_bytes": memory}
     return DenoiseInfo(**(told | ({"stopped_by": why} if why else {})))
 

@@ -187,6 +187,5 @@ def denoise_frames(
 
 
 def told(frame: Frame, max_memory: float | None, residual: float) -> DenoiseInfo:
-    """Info of clips."""
     core, memory = window(frame, max_memory)
     return replace(info_of(frame, "", memory, -(-frame.shape[0] // core)), residual=residual)

@@ -66,29 +66,24 @@ class Blocks:
 
     @property
     def axes(self) -> Axes:
-        """Those of space."""
         letters = "ZYX"[-len(self.shape) :]
         return Axes(self.image.shape, letters, (1.0,) * len(letters), self.channel_axis)
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Without channels."""
         return self.without_channels(self.image.shape)
 
     @property
     def chunks(self) -> tuple[tuple[int, ...], ...]:
-        """Sizes without channels."""
         return self.without_channels(self.image.chunks)
 
     def middle(self) -> Array:
-        """The image's middle."""
         cut = middle_of(self.shape, _MIDDLE[len(self.shape)])
         if self.channel_axis is not None:
             cut.insert(self.channel_axis, slice(None))
         return np.asarray(self.image[tuple(cut)].compute())
 
     def even(self, size: int) -> tuple[int, ...]:
-        """Repeat a number."""
         return (size,) * len(self.shape)
 
     def _with_channels(self, values: Sequence[int]) -> list[int]:
@@ -99,13 +94,11 @@ class Blocks:
         return found
 
     def at_least(self, size: tuple[int, ...]) -> Blocks:
-        """Join small blocks."""
         wanted = self._with_channels(size)
         chunks = tuple(_joined(sizes, n) for sizes, n in zip(self.image.chunks, wanted, strict=True))
         return self if chunks == self.image.chunks else Blocks(self.image.rechunk(chunks), self.channel_axis)
 
     def with_halo(self, halo: tuple[int, ...]) -> Any:
-        """Overlap the blocks."""
         from dask.array.overlap import overlap
 
         wanted = zip(self.image.chunks, self._with_channels(halo), strict=True)
@@ -155,18 +148,15 @@ class Statistics:
 
     @property
     def mean(self) -> Array:
-        """Correctly rounded."""
         return mean_of_sums(self.sums, self.count)
 
     def ends_in(self, frame: Frame) -> tuple[Array, Array]:
-        """In noise units."""
         live = slice(None) if frame.live is None else frame.live
         # With the bits that the samples have, which are compared with these.
         low, high = (in_units(one[live], frame.offset, frame.level) for one in (self.low, self.high))
         return low, high
 
     def of_channels(self, which: NDArray[np.bool_]) -> Statistics:
-        """Select channels."""
         sums = [self.sums[c] for c in np.flatnonzero(which)]
         return replace(self, low=self.low[which], high=self.high[which], sums=sums,
                        moments=self.moments[np.ix_(which, which)])  # fmt: skip
@@ -204,7 +194,6 @@ def _beside(
 
 
 def statistics(blocks: Blocks, model: Noise | None, known: Known) -> Statistics:
-    """In one pass."""
     import dask
 
     count = math.prod(len(sizes) for sizes in blocks.image.chunks)
@@ -217,7 +206,6 @@ def statistics(blocks: Blocks, model: Noise | None, known: Known) -> Statistics:
 
 
 def merged(parts: Sequence[Statistics]) -> Statistics:
-    """Join several parts."""
     count = sum(part.count for part in parts)
     sums = [sum(column) for column in zip(*(part.sums for part in parts), strict=True)]
     moments = np.zeros_like(parts[0].moments)
@@ -238,7 +226,6 @@ def statistics_of(
     block: Array, corner: tuple[int, ...], inner: tuple[slice, ...], axes: Axes, model: Noise | None, known: Known,
     some: int = SOME,
 ) -> Statistics:  # fmt: skip
-    """Of a block."""
     try:
         looked = as_given(block, replace(axes, shape=block.shape), known=known)
         signal = looked.samples if model is None else model.reduce(looked.samples, looked.missing).samples
@@ -268,7 +255,6 @@ def _last(block: Array, channel: int | None) -> Array:
 
 
 def middle_of(shape: Sequence[int], side: int) -> list[slice]:
-    """Middle of arrays."""
     starts = [max((n - side) // 2, 0) for n in shape]
     return [slice(start, start + side) for start in starts]
 

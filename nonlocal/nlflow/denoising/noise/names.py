@@ -69,7 +69,6 @@ def choose_noise(noise: Any, sigma: Any) -> tuple[Noise | str, Any]:
 
 
 def model_class(kind: str) -> type[Noise]:
-    """Return the class."""
     if kind in KINDS:
         found: type[Noise] = getattr(import_module("nlflow.denoising.noise"), KINDS[kind])
         return found

@@ -29,7 +29,6 @@ def as_planes(u: Array) -> Array:
 
 
 def as_signal(planes: Array, shape: tuple[int, ...]) -> Array:
-    """Undo `as_planes`."""
     return namespace(planes).moveaxis(planes, 0, -1).reshape(shape)
 
 
@@ -90,7 +89,7 @@ class GroupAffinity(Affinity):
         return True
 
     def update(self, u: Array) -> GroupAffinity:
-        """From another signal."""
+        """Return the affinity of groups found in another signal."""
         guide = u if u.ndim > len(self.domain.shape) else u[..., None]
         return GroupAffinity(guide, self.lattice, self._filter, self._moving, self.blocks)
 

@@ -124,7 +124,7 @@ class Groups:
 
     @property
     def on_host(self) -> Groups:
-        """As arrays."""
+        """Return it as NumPy arrays."""
         return Groups(self.lattice, to_numpy(self.members), to_numpy(self.counts))
 
     def places(self, which: Any, members: int) -> NDArray[np.int64]:
@@ -172,7 +172,7 @@ class Images:
 
     @property
     def on_host(self) -> Images:
-        """As arrays."""
+        """Return it as NumPy arrays."""
         state, pilot, observed, variance = map(to_numpy, (self.state, self.pilot, self.observed, self.variance))
         return Images(state, pilot, observed, variance, self.correlation)
 
@@ -311,7 +311,6 @@ def _check_members(members: Any, counts: Any, lattice: Lattice) -> None:
 
 
 def corners_of(members: NDArray[Any], lattice: Lattice) -> tuple[NDArray[Any], ...]:
-    """Unravel the members."""
     layers, columns = np.divmod(members, lattice.shape[2])
     return *np.divmod(layers, lattice.shape[1]), columns
 
@@ -324,7 +323,7 @@ class CompiledFilter:
     """
 
     def find(self, guide: Array, lattice: Lattice) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-        """By squared distance."""
+        """Find the nearest patches by squared distance."""
         from nlflow.backends.numba import search
 
         # The loops order distances, and leave their arrays where one is not finite.
@@ -405,7 +404,6 @@ class CompiledFilter:
 
 
 def filled(matrices: Array, size: int, dtype: Any) -> Array:
-    """Pad with zeros."""
     more = size - matrices.shape[-1] if matrices.size else 0
     wide = [(0, 0)] * (matrices.ndim - 2) + [(0, more)] * 2
     return np.ascontiguousarray(np.pad(matrices, wide), dtype)

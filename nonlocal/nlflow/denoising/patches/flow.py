@@ -208,7 +208,7 @@ class GroupFlow(Flow):
 
     @property
     def groups(self) -> Groups:
-        """Current groups."""
+        """The current groups."""
         held: Any = self.affinity
         return cast(Groups, held.groups.checked())
 
@@ -299,7 +299,7 @@ class GroupFlow(Flow):
         return plain.energy(self.groups.on_host, self._images(u).on_host, self._stage())
 
     def given(self) -> list[Any]:
-        """Identifies the flow."""
+        """What identifies the flow."""
         return [described(self.filter), self.observed, self._variance, self.missing, self._correlation]
 
     def __repr__(self) -> str:
@@ -401,7 +401,7 @@ class RelaxedSemiImplicit(Integrator):
             raise InputError(f"leave: got {self.leave:g}, expected a fraction, at most 1")
 
     def stability_limit(self, flow: Flow) -> float:
-        """Infinity."""
+        """Infinity: each step is stable."""
         del flow
         return math.inf
 

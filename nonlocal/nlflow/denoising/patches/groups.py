@@ -305,7 +305,6 @@ class PatchGroups:
 
 
 def fewest_candidates(references: Integers, last: tuple[int, ...], radius: int) -> int:
-    """Of all windows."""
     ends = np.array(last)
     sides = np.minimum(references, radius) + np.minimum(ends - references, radius) + 1
     return int(sides.prod(axis=1).min())

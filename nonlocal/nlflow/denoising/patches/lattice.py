@@ -43,7 +43,6 @@ def nearest_offsets(radii: tuple[int, ...]) -> tuple[NDArray[np.intp], NDArray[n
 
 
 def three(values: tuple[int, ...], fill: int = 1) -> Three:
-    """Along three axes."""
     a, b, c = (fill,) * (3 - len(values)) + values
     return a, b, c
 
@@ -187,7 +186,7 @@ class Lattice:
 
     @property
     def jobs(self) -> int:
-        """Their number."""
+        """Number of jobs."""
         return len(self.slices) * len(self.rows) * -(-len(self.columns) // self.run)
 
     @property

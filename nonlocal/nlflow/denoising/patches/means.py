@@ -60,7 +60,6 @@ class Blocks:
 
     @property
     def size(self) -> int:
-        """Samples per block."""
         return self.sides[1] * self.sides[2]
 
     def _inside(self, planes: Array) -> Array:

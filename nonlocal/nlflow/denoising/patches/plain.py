@@ -64,7 +64,6 @@ class PlainFilter(CompiledFilter):
     def step(
         self, groups: Groups, images: Images, stage: Stage, during: Callable[[float], Any] = lambda share: None
     ) -> tuple[Array, Array]:
-        """See `GroupFilter`."""
         state = images.state
         sums, done = np.zeros((3, *state.shape)), 0
         for tokens in _blocks(groups, images):

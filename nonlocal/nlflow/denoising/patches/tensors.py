@@ -227,11 +227,9 @@ class FrozenFilter(TensorFilter):
         self._next = 0
 
     def begin(self) -> None:
-        """Begin a run."""
         self._next = 0
 
     def find(self, guide: Array, lattice: Lattice) -> tuple[Array, Array]:
-        """In first order."""
         if self._next == len(self._found):
             self._found.append(super().find(guide, lattice))
         self._next += 1

@@ -120,7 +120,6 @@ class Resolvent:
 
 
 def check_denoised(result: Any, like: Array) -> Array:
-    """Refuse other results."""
     array = np.asarray(result)
     if array.dtype.kind not in "biuf":
         raise InputError(f"denoiser: it returned dtype {array.dtype}, expected real numbers")

@@ -114,7 +114,6 @@ def _explained(columns: Iterable[Column]) -> str:
 
 
 def lines_of(meanings: Mapping[str, str]) -> str:
-    """Describe columns."""
     names = list(meanings)
     width = max(map(len, names)) + 4
     texts = [fill(one, _HELP_WIDTH - width).split("\n") for one in meanings.values()]
@@ -138,7 +137,6 @@ _PRINTED = ("fidelity", "layer", *(one.name for one in COLUMNS if one.printed))
 
 
 def inputs_of(model: Any, source: str, text: str | None, image: Path | None, tokens: Path | None) -> Any:
-    """Return the inputs."""
     from nlflow.attention import image_inputs, text_inputs, token_inputs
 
     if text is not None:
@@ -367,7 +365,6 @@ def _save(out: Path, report: dict[str, Any], runs: dict[float, Any], own: float)
 
 @contextmanager
 def quiet_library() -> Iterator[None]:
-    """Keep transformers quiet."""
     from nlflow.attention.injection.blocks import transformers_library
     from nlflow.attention.loading import no_bars
 

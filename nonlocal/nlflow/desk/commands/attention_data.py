@@ -34,7 +34,6 @@ def measured(
     model: str, *, texts: Path | None, images: Path | None, sounds: Path | None, metric: str, items: int, words: int,
     size: int | None,
 ) -> Measured:  # fmt: skip
-    """Load all."""
     from nlflow.attention import load_model
     from nlflow.errors import InputError, check_choice, check_integer
 
@@ -93,7 +92,6 @@ def plan(found: Measured, settings: int, items: int, *, bounded: bool) -> Iterat
 
 
 def texts_of(place: Path) -> list[str]:
-    """Return texts."""
     from nlflow.errors import FileFormatError, MemoryLimitError, format_bytes
 
     files = [place]

@@ -63,7 +63,6 @@ class _Case:
 
 
 def run_demo(out: Path, progress: bool = True) -> str:
-    """Draw and tabulate."""
     make_folder(out)
     begun = time.perf_counter()
     with progress_bar(not progress, total=9, desc="demo") as bar:

@@ -174,7 +174,6 @@ Existing = Literal["refuse", "overwrite", "skip", "resume"]
 
 
 def sections() -> list[tuple[str, list[tuple[str, str]]]]:
-    """Return further help."""
     return [("Settings (--set NAME=VALUE) [default]", described(settings())),
             ("Ways to write (--write NAME=VALUE) [default]", described(WRITINGS))]  # fmt: skip
 

@@ -177,8 +177,6 @@ def _may_copy(media: Media, writing: Writing, request: Request) -> bool:
 
 
 def copy(media: Media, writing: Writing) -> None:
-    """Copy the input."""
-
     def write(stream: BinaryIO) -> None:
         with media.path.open("rb") as source:
             shutil.copyfileobj(source, stream)
@@ -196,7 +194,6 @@ def _announce(media: Media, quality: str, log: Log) -> None:
 
 
 def read_inputs(source: Path, beside: Mapping[str, Path], request: Request) -> Inputs:
-    """Read all inputs."""
     media, sigma = files.read(source, **request.reading), request.sigma
     if isinstance(sigma, list) and media.columns and len(sigma) != len(media.columns):
         raise InputError(

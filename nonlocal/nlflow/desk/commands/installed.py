@@ -104,7 +104,6 @@ def _inside(one: metadata.Distribution) -> list[str]:
 
 
 def loop_cache() -> tuple[str, Path]:
-    """Return Numba's cache."""
     import numba
 
     folder = Path(__file__).parents[2] / "backends" / "numba"

@@ -233,7 +233,6 @@ def _options(
 
 
 def main() -> None:
-    """Run the command."""
     ensure_streams()
     with terminable() as terminated:
         try:

@@ -41,7 +41,6 @@ class Ends:
         return value
 
     def deliver(self) -> None:
-        """Write to stdout."""
         if not self.piped:
             return
         stream = sys.stdout.buffer

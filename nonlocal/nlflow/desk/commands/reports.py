@@ -20,7 +20,6 @@ _SIGMA = re.compile(rf"[:,] sigma {_NUMBER}( in \w+ parts)?((?: (?:to|and) {_NUM
 
 
 def line(report: dict[str, Any]) -> str:
-    """Return one line."""
     figures = "".join(f", {name} {value}" for name, value in _figures(report))
     nothing = _unchanged(report)
     done = f"sigma {_given_sigma(report)}, {bare(_noise(report))}{figures}, {report['seconds_total']:.2f} s"
@@ -28,7 +27,6 @@ def line(report: dict[str, Any]) -> str:
 
 
 def summary(report: dict[str, Any], *, verbose: bool = False) -> list[tuple[str, str]]:
-    """Return the lines."""
     details = report["denoise"]
     size = " x ".join(map(str, report["shape"]))
     unit = _unit(report)
@@ -75,8 +73,6 @@ def _doubts(details: dict[str, Any], kind: str, *, removed: bool) -> list[tuple[
 
 
 def bare(noise: str) -> str:
-    """Drop the strength."""
-
     def where(found: re.Match[str]) -> str:
         return f", stronger{found[3]}" if found[1] and found[3] and found[1] != found[3] else ""
 

@@ -26,7 +26,6 @@ def run_why(
     as_json: bool,
     quiet: bool,
 ) -> None:
-    """Explain a model."""
     if sum(value is not None for value in (text, image, tokens, texts)) != 1:
         raise typer.BadParameter("--why takes one of --text, --texts, --image and --tokens")
     from nlflow.attention import Adapter, explain, load_model

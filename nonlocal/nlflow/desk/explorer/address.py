@@ -26,7 +26,6 @@ class Address:
 
 
 def written(tab: str, words: Mapping[str, str]) -> str:
-    """Return an address."""
     return "&".join(f"{quote(name)}={quote(word, safe='')}" for name, word in {_TAB: tab, **words}.items())
 
 

@@ -207,7 +207,6 @@ class DenoiseTab(Tab):
         self.download = Download(lambda _: self._download(), label="")
 
     def settings(self, *, full: bool) -> DenoiseSettings:
-        """Return the settings."""
         place = tuple((knob.value or 0.0) / 100 for knob in self.places[: len(plane_axes(self._source))])
         given: dict[str, Any] = {name: knob.value for name, knob in self.knobs.items()}
         for name in ("patch_size", "search_radius", "steps"):
@@ -225,7 +224,6 @@ class DenoiseTab(Tab):
         return DenoiseSettings(quality=self.quality.value, noise=kind, crop=crop, **given)
 
     def start(self, *, full: bool = False) -> None:
-        """See `Tab.start`."""
         if self._refused:
             return
         for name in OF_PIXELS:
@@ -271,7 +269,6 @@ class DenoiseTab(Tab):
         return has_sigma(str(self.noise_kind.value))
 
     def reset(self) -> None:
-        """See `Tab.reset`."""
         self.quality.value = next(iter(_OF_STACKS if self._source.media.stacked else _QUALITIES))
         self.noise_kind.value = next(iter(_NOISES))
         self.signal.window = None
@@ -279,12 +276,10 @@ class DenoiseTab(Tab):
             knob.reset()
 
     def words(self) -> dict[str, str]:
-        """See `Tab.words`."""
         window = self.signal.window if self.signal.panel.visible else None
         return super().words() | ({} if window is None else dict(zip(_WINDOW, map(str, window), strict=True)))
 
     def restore(self, words: Mapping[str, str]) -> list[str]:
-        """See `Tab.restore`."""
         if not self.signal.panel.visible or not words.keys() & set(_WINDOW) or self._awaits(words):
             return super().restore(words)
         faults = super().restore({name: word for name, word in words.items() if name not in _WINDOW})
@@ -304,7 +299,6 @@ class DenoiseTab(Tab):
 
     @property
     def file(self) -> str:
-        """See `Tab.file`."""
         return PurePath(self._source.name).name
 
     def _open(self, source: Source) -> None:

@@ -91,7 +91,6 @@ class DenoiseResult:
 
     @property
     def residual(self) -> Array:
-        """Input minus result."""
         return np.asarray(self.noisy.astype(np.float64) - self.result)
 
 
@@ -187,7 +186,6 @@ def _words(settings: DenoiseSettings, source: Source) -> dict[str, Any]:
 
 
 def as_python(settings: DenoiseSettings, source: Source) -> str:
-    """Return the program."""
     media, compared = source.media, source.clean is not None
     imports = ["from nlflow import denoise", "from nlflow.denoising import Trail"]
     if compared:
@@ -231,7 +229,6 @@ def _quality_lines(media: Media) -> list[str]:
 
 
 def command_note(settings: DenoiseSettings, source: Source) -> str:
-    """Return a remark."""
     if not source.built_in and settings.crop is None:
         return ""
     what = "The example is no file" if source.built_in else "A part of the file is shown"
@@ -244,7 +241,6 @@ def _array_name(settings: DenoiseSettings, source: Source) -> str:
 
 
 def as_command(settings: DenoiseSettings, source: Source) -> str:
-    """Return the command."""
     if command_note(settings, source):
         return shell(as_python(settings, source), _array_name(settings, source), "np.save(file, result)")
     path, media = PurePath(source.name), source.media

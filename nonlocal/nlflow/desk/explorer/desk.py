@@ -57,7 +57,6 @@ class Desk:
             self.document.add_next_tick_callback(function)
 
     def close(self) -> None:
-        """Cancel all jobs."""
         self.worker.cancel_all(lambda key: isinstance(key, tuple) and key[0] == id(self))
 
 
@@ -99,7 +98,6 @@ class Tab:
         raise NotImplementedError
 
     def undo(self) -> None:
-        """Reset and compute."""
         self._set(self.reset)
         self.start()
 
@@ -215,7 +213,6 @@ class Tab:
         *,
         replaces: bool = False,
     ) -> Upload:
-        """Return an upload."""
         limits = self._desk.limits
 
         def take(data: Any) -> None:
@@ -228,7 +225,6 @@ class Tab:
         return Upload(take, name=name, label=label, hint=hint, accept=accept, limit=limits.content)
 
     def drop(self, *what: str) -> None:
-        """Cancel jobs."""
         mine = id(self._desk), self.name, *what
         self._desk.worker.cancel_all(lambda key: isinstance(key, tuple) and key[: len(mine)] == mine)
 

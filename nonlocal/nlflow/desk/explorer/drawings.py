@@ -185,7 +185,6 @@ def plane_axes(source: Source) -> tuple[int, ...]:
 
 
 def told_part(result: DenoiseResult, source: Source, look: Look) -> str:
-    """Describe the part."""
     crop, told = result.settings.crop, ""
     if source.media.stacked:
         told = sources.told_stack(source.media, look.at, crop)
@@ -203,7 +202,6 @@ def of_counts(info: DenoiseInfo) -> bool:
 
 
 def verdict(info: DenoiseInfo) -> str:
-    """Describe the noise."""
     white = info.model is None and info.noise != NO_NOISE
     return verdict_of(f"{info.noise}, σ {digits(info.sigma)}" if white else info.noise, info.confidence)
 
@@ -213,7 +211,6 @@ def _words(value: Any) -> str:
 
 
 def rows(result: DenoiseResult, unit: str) -> list[tuple[str, str]]:
-    """Return the table."""
     info, figures = result.info, result.figures
     each = info.columns or (info,)  # the columns of a table have units of their own
     levels = ", ".join(digits(one.sigma) for one in each)
@@ -233,7 +230,6 @@ def rows(result: DenoiseResult, unit: str) -> list[tuple[str, str]]:
 
 
 def remarks(source: Source, result: DenoiseResult) -> tuple[str, ...]:
-    """Return remarks."""
     if source.media.format == "wav" and result.result.size > sources.MOST_HEARD:
         return (f"A sound of more than {sources.MOST_HEARD} samples is not played here: download it.",)
     if not source.media.stacked:

@@ -96,13 +96,11 @@ class FlowTab(Tab):
         self.panel = beside([self.refusal], [self.status, self.shown[0]], controls, [self.shown[1]])
 
     def settings(self) -> FlowSettings:
-        """Return the settings."""
         words: dict[str, Any] = {name: one.value for name, one in self.choices.items()}
         words |= {name: float(knob.value or 0.0) for name, knob in self.knobs.items()}
         return FlowSettings(**words)
 
     def start(self) -> None:
-        """See `Tab.start`."""
         settings = self.settings()
 
         def work(report: Report) -> tuple[FlowSettings, SimpleNamespace, Any]:
@@ -112,7 +110,6 @@ class FlowTab(Tab):
         self.ask(work, self._show)
 
     def reset(self) -> None:
-        """See `Tab.reset`."""
         for name, one in self.choices.items():
             one.value = getattr(_DEFAULT, name)
         for knob in (*self.knobs.values(), self.player):

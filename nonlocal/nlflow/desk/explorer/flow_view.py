@@ -98,7 +98,6 @@ class FlowSettings:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Nodes by axis."""
         return _SIGNALS[self.signal][0]
 
 
@@ -108,7 +107,6 @@ _NAMES = ("observed", "t", "j", "e", "energy_j", "energy_e", "distance_j", "dist
 
 
 def compute(settings: FlowSettings, *, progress: Callable[[float], Any] = lambda share: None) -> SimpleNamespace:
-    """Run the program."""
     with one_loop_thread():  # starting a second one takes longer than these small problems
         return _computed(settings, progress)
 
@@ -145,7 +143,6 @@ def _computed(settings: FlowSettings, progress: Callable[[float], Any]) -> Simpl
 
 
 def as_python(settings: FlowSettings) -> str:
-    """Return the program."""
     (side, *others), _, clean = _SIGNALS[settings.signal]
     shape = settings.shape if others else side
     metric, fidelity, span = repr(settings.metric), repr(settings.fidelity), repr(settings.span)
@@ -181,7 +178,6 @@ print("kept", kept, "between", bounds)
 
 
 def as_command(settings: FlowSettings) -> str:
-    """Return the command."""
     given = ", ".join(f"{name}={name}" for name in _NAMES)
     return shell(as_python(settings), "flow.npz", f"np.savez(file, {given})")
 

@@ -51,22 +51,18 @@ class LayersTab(Tab):
         self.panel = column(self.refusal, self.upload, self.status, *self.shown)
 
     def reset(self) -> None:
-        """See `Tab.reset`."""
         for one in self.controls.values():
             one.value = next(iter(one.options.values()), None)
 
     def restore(self, words: Mapping[str, str]) -> list[str]:
-        """See `Tab.restore`."""
         self.start()  # the file says which there are
         return super().restore(words)
 
     def start(self) -> None:
-        """See `Tab.start`."""
         self.status.say(self._show(self._found or view.example()), "done")
 
     @property
     def file(self) -> str:
-        """See `Tab.file`."""
         return "" if self._found is None else PurePath(self._found.name).name
 
     def _open(self, found: LayersFile) -> str:

@@ -60,7 +60,6 @@ class _UnfitError(ValueError):
 
 
 def example() -> LayersFile:
-    """Return the example."""
     return replace(read_layers(Path(__file__).parent / _EXAMPLE, _EXAMPLE), built_in=True)
 
 
@@ -183,7 +182,6 @@ def _filled(lines: dict[int, Floats], states: int) -> Floats:
 
 
 def as_python(found: LayersFile, quantity: str) -> str:
-    """Return the program."""
     if quantity not in QUANTITIES | HEAD_QUANTITIES:
         raise InputError(f"quantity: got {quantity!r}, expected one of {', '.join(QUANTITIES | HEAD_QUANTITIES)}")
     imports, path = "import json\n", repr(found.name)
@@ -209,7 +207,6 @@ print(values, heads)
 
 
 def as_command(found: LayersFile) -> str:
-    """Return the command."""
     if found.built_in:
         return "nonlocal explore"
     return command("nonlocal", "explore", "--trace", Path(found.name))

@@ -33,7 +33,6 @@ class Scale:
     high: float
 
     def levels(self, values: Array) -> NDArray[np.uint8]:
-        """Return grey levels."""
         span = self.high - self.low
         shares = (values.astype(np.float64) - self.low) / (span if span > 0 else 1.0)
         return np.rint(np.clip(shares, 0, 1) * 255).astype(np.uint8)
@@ -155,7 +154,6 @@ def _reduced(values: Array) -> tuple[Array, int]:
 
 
 def data_url(content: bytes) -> str:
-    """Return a URL."""
     return f"data:image/png;base64,{base64.b64encode(content).decode()}"
 
 

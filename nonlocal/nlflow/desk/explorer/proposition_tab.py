@@ -73,20 +73,17 @@ class PropositionTab(Tab):
         self.panel = beside(views, [self.status, self.shown[0]], controls, [self.shown[1]])
 
     def settings(self) -> PropositionSettings:
-        """Return the settings."""
         words: dict[str, Any] = {name: one.value for name, one in self.choices.items()}
         power, width = float(self.fidelity.value or 0.0), float(self.width.value or 0.0)
         return PropositionSettings(**words, fidelity=float(f"{10**power:.4g}"), width=width)
 
     def reset(self) -> None:
-        """See `Tab.reset`."""
         for name, one in self.choices.items():
             one.value = getattr(_DEFAULT, name)
         for knob in (self.fidelity, self.width):
             knob.reset()
 
     def start(self) -> None:
-        """See `Tab.start`."""
         settings, known = self.settings(), self._known
         self.ask(lambda tell: (settings, view.compute(settings, known)), self._show)
 

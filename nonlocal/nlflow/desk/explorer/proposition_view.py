@@ -100,7 +100,6 @@ def _at(made: SimpleNamespace, fidelity: float) -> dict[str, Any]:
 
 
 def as_python(settings: PropositionSettings) -> str:
-    """Return the program."""
     return f"""import numpy as np
 from nlflow import E, Gaussian, GradientFlow, Grid, MarkovChain, Points
 from nlflow import affinity, diversity, diversity_bounds, equilibrium
@@ -123,6 +122,5 @@ print("kept", kept, "between", bounds)
 
 
 def as_command(settings: PropositionSettings) -> str:
-    """Return the command."""
     given = ", ".join(f"{name}={name}" for name in ("observed", "limit", "kept", "bounds", "rates", "modes"))
     return shell(as_python(settings), "proposition.npz", f"np.savez(file, {given})")

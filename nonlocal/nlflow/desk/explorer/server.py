@@ -219,7 +219,6 @@ class Contents:
 
 
 def build(contents: Contents, worker: Worker) -> Any:
-    """Return a page."""
     if pn.state.curdoc is not None:
         pn.state.curdoc.template = _HEAD
         # The page says by itself that the server has gone. A new server knows nothing of an old page.
@@ -305,11 +304,9 @@ class Running:
         return f"{self._address}?token={self._keys.ticket()}"
 
     def wait(self) -> None:
-        """Serve until Ctrl-C."""
         self._server.io_loop.start()
 
     def stop(self) -> None:
-        """End it."""
         self._server.stop()
         self._worker.close()
 

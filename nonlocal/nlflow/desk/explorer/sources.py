@@ -41,7 +41,6 @@ def _check_stack(name: str, media: Media) -> None:
 
 
 def picture_word(media: Media) -> str:
-    """Name one picture."""
     return "frame" if "T" in media.axes else "slice"
 
 
@@ -77,7 +76,6 @@ def _stack_part(media: Media, place: tuple[float, ...], at: int | None) -> tuple
 
 
 def told_stack(media: Media, at: int, crop: tuple[tuple[int, int], ...] | None) -> str:
-    """Describe the part."""
     one, axis, shape = picture_word(media), through(media), media.spatial_shape
     text = f"Shown: {one} {at + 1} of {shape[axis]}, denoised together with "
     if crop is None:
@@ -126,17 +124,14 @@ class Source:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape without channels."""
         return self.media.spatial_shape
 
     def with_clean(self, path: str | os.PathLike[str], name: str) -> Source:
-        """Add a reference."""
         clean, notes = read_reference("clean", Path(path), self.media)
         return replace(self, clean=clean, clean_name=name, notes=(*self.notes, *notes))
 
 
 def example() -> Source:
-    """Return the example."""
     from skimage import data
 
     photograph: Array = data.camera()
@@ -147,7 +142,6 @@ def example() -> Source:
 
 
 def open_source(path: str | os.PathLike[str], name: str | None = None, **reading: Any) -> Source:
-    """Read a file."""
     media = files.read(path, **reading)
     _check_stack(name or os.fspath(path), media)
     return Source(media, os.fspath(path) if name is None else name, notes=media.notes, reading=reading)
@@ -177,7 +171,6 @@ def preview(source: Source, place: tuple[float, ...] = (), at: int | None = None
 
 
 def slices(source: Source, crop: Crop) -> tuple[slice, ...]:
-    """Return the index."""
     parts = [slice(low, high) for low, high in crop]
     if source.media.channel_axis is not None:
         parts.insert(source.media.channel_axis, slice(None))

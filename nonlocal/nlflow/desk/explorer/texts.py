@@ -13,19 +13,16 @@ _WIDTH = 100  # of a line of the texts that users copy
 
 
 def digits(value: float | None, form: str = ".4g") -> str:
-    """Format a number."""
     if value is None or math.isnan(value):
         return "–"
     return format(value, form).replace("inf", "∞")
 
 
 def decibels(value: float | None) -> str:
-    """Format decibels."""
     return "–" if value is None else f"{digits(value, '.2f')} dB"
 
 
 def note(*texts: str) -> str:
-    """Return HTML."""
     return "".join(f'<p class="note">{escape(visible(text))}</p>' for text in texts if text)
 
 
@@ -35,7 +32,6 @@ def refused(*texts: str) -> str:
 
 
 def call(target: str, function: str, first: str, words: Mapping[str, Any]) -> str:
-    """Return an assignment."""
     given = [first, *(f"{name}={value!r}" for name, value in words.items())]
     line = f"{target} = {function}({', '.join(given)})"
     if len(line) <= _WIDTH:

@@ -79,7 +79,6 @@ def received_reference(name: str, content: bytes, limits: Limits, source: Source
 
 
 def received_layers(name: str, content: bytes, limits: Limits) -> LayersFile:
-    """Return sent layers."""
     return _read(name, content, limits, (".json",), read_layers)
 
 

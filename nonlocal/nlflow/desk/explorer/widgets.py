@@ -39,18 +39,15 @@ def markup(html: str = "") -> Any:
 
 
 def heading(text: str) -> Any:
-    """Return a heading."""
     return markup(f"<h2>{escape(text)}</h2>")
 
 
 def button(label: str, pressed: Callable[[], Any], *, primary: bool = False) -> Any:
-    """Return a button."""
     color = "primary" if primary else "default"
     return _styled(pn.widgets.Button(label=label, color=color, on_click=lambda _: pressed()), 4, wide=False)
 
 
 def choice(name: str, label: str, options: Mapping[str, str], moved: Callable[[], Any]) -> Any:
-    """Return a choice."""
     one = _styled(pn.widgets.Select(label=label, css_classes=[f"choice-{name}"]), 3)
     offer(one, options)
     one.param.watch(lambda _: moved(), "value")
@@ -64,7 +61,6 @@ def offer(one: Any, options: Mapping[str, str]) -> None:
 
 
 def word_of(control: Any) -> str:
-    """Return the word."""
     return address.word_of(control.value) if isinstance(control, Knob | Player) else str(control.value)
 
 
@@ -115,12 +111,10 @@ def beside(head: Sequence[Any], views: Sequence[Any], controls: Sequence[Any], m
 
 
 def row(*parts: Any) -> Any:
-    """Return a row."""
     return pn.FlexBox(*parts, gap="0 8px", sizing_mode="stretch_width")
 
 
 def column(*parts: Any, **words: Any) -> Any:
-    """Return a column."""
     return pn.Column(*parts, sizing_mode="stretch_width", stylesheets=[_STALE], **words)
 
 
@@ -131,7 +125,6 @@ def stale(part: Any, turn: int | None) -> None:
 
 
 def line_color(number: int) -> str:
-    """Return a colour."""
     return f"var(--line-{number % len(PALETTE)})"
 
 
@@ -155,7 +148,6 @@ class Part(JSComponent):
         super().__init__(shown=shown, sizing_mode="stretch_width")
 
     def show(self, **shown: Any) -> None:
-        """Change `shown`."""
         self.shown = {**self.shown, **shown}
 
     def _handle_msg(self, data: Any) -> None:
@@ -214,7 +206,6 @@ class Knob(Part):
         self.show(value=value, automatic=automatic, word=COMPUTING if automatic else "", **shown)
 
     def obey(self, word: str) -> None:
-        """Take a word."""
         low, high, step, optional = (self.shown[name] for name in ("low", "high", "step", "optional"))
         whole = step if self.shown["whole"] else None
         value = address.number(self.shown["name"], word, low, high, step=whole, optional=optional)
@@ -227,13 +218,11 @@ class Knob(Part):
             self.show(value=float(number), word=word)
 
     def rescale(self, low: float, high: float, step: float, start: float, unit: str) -> None:
-        """Change the range."""
         self._start = start
         self.show(low=low, high=high, step=step, unit=unit)
         self.reset()
 
     def reset(self) -> None:
-        """Undo moves."""
         self._set(self._start, self.shown["optional"])
 
 
@@ -294,19 +283,16 @@ class Player(Part):
 
     @property
     def value(self) -> float:
-        """The shown moment."""
         return float(self.shown["moment"])
 
     def _take(self, data: Any) -> None:
         self.show(moment=min(max(int(data["moment"]), 0), self._last))
 
     def obey(self, word: str) -> None:
-        """Take a word."""
         value = address.number(self.shown["name"], word, 0, self._last, step=1, optional=False)
         self.show(moment=int(value or 0), serial=self.shown["serial"] + 1)
 
     def reset(self) -> None:
-        """Show the end."""
         self.show(moment=self._last, serial=self.shown["serial"] + 1)
 
     def draw(self, times: NDArray[np.float64], frames: NDArray[np.uint8] | NDArray[np.float32]) -> None:
@@ -326,7 +312,6 @@ class Sounds(Part):
         super().__init__(names=[], places=[])
 
     def draw(self, files: Mapping[str, bytes]) -> None:
-        """Show WAV files."""
         ends = np.cumsum([0, *map(len, files.values())]).tolist()
         self.files = b"".join(files.values())  # first: the names say that it is there
         self.show(names=list(files), places=list(pairwise(ends)))
@@ -356,7 +341,6 @@ class Status(Part):
         super().__init__(heard, words="", kind="idle", share=0.0, serial=0)
 
     def say(self, words: str, kind: str = "idle", share: float = 0.0) -> None:
-        """Show a text."""
         self.show(words=words, kind=kind, share=share, serial=self.shown["serial"] + 1)
 
 
@@ -366,7 +350,6 @@ class Download(Part):
     _esm = _script("download")
 
     def save(self, name: str, content: bytes) -> None:
-        """Save a file."""
         self._send_msg({"name": name, "content": base64.b64encode(content).decode()})
 
 
@@ -405,7 +388,6 @@ class Lines(Part):
         super().__init__(heard or (lambda _: None), **words)
 
     def draw(self, lines: Mapping[str, tuple[NDArray[Any], NDArray[Any]]], **words: str) -> None:
-        """Show lines."""
         drawn = []
         for name, places in lines.items():
             x, y = (plain(np.asarray(values, np.float64)) for values in places)
@@ -423,7 +405,6 @@ class Heatmap(Part):
         super().__init__(**words, palette=_cividis(), values=[], empty=COMPUTING)
 
     def draw(self, values: NDArray[np.float64], names: Sequence[str], title: str) -> None:
-        """Show (layers, heads)."""
         finite = values[np.isfinite(values)]
         low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 1.0)
         scale = {"low": low, "high": high if high > low else low + 1.0}

@@ -43,7 +43,6 @@ class Job:
         self.told(share)
 
     def run(self) -> None:
-        """Compute and tell."""
         if self.cancelled:
             return
         self._begun = time.monotonic()
@@ -79,12 +78,10 @@ class Worker:
             self._changed.notify_all()
 
     def cancel_all(self, belongs: Callable[[Hashable], bool]) -> None:
-        """Cancel some jobs."""
         with self._changed:
             self._forget(belongs)
 
     def close(self, timeout: float = 5.0) -> None:
-        """End the thread."""
         with self._changed:
             self._closed = True
             self._forget(lambda key: True)

@@ -69,7 +69,6 @@ def _check_axes(axes: str, source: object = None) -> str:
 def laid_out(
     media: Media, kind: Kind | None, channel_axis: int | None, axes: str | None, spacing: Sequence[float] | None
 ) -> Media:
-    """Settle the axes."""
     path = media.path
     if kind is not None:
         check_choice("kind", kind, ("image", "signal"))

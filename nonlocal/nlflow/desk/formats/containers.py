@@ -38,7 +38,6 @@ class Entry:
 
 
 def entry_of(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Entry:
-    """Return an entry."""
     return Entry(shape, str(dtype) if dtype.kind != "O" else "objects", dtype.kind in "biuf")
 
 
@@ -71,7 +70,6 @@ def media_of(path: Path, form: str, name: str, data: Array, found: Mapping[str, 
 
 
 def name_of(media: Media) -> str:
-    """Return the name."""
     return str(media.extras.get("array", {"name": "data"})["name"])
 
 

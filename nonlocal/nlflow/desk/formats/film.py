@@ -191,7 +191,6 @@ class VideoReader:
 
 
 def info_of(path: Path) -> VideoInfo:
-    """Return the `VideoInfo`."""
     av = _need_av(path)
     with _open_film(path) as container:
         try:
@@ -246,7 +245,6 @@ def _duration(container: Any, stream: Any, others: list[tuple[str, str]]) -> flo
 
 
 def frames_of(path: Path, info: VideoInfo) -> Iterator[tuple[int, int, Array]]:
-    """Yield the frames."""
     av = _need_av(path)
     form = _array_format(3 if len(info.shape) == 3 else 1, info.bits)
     flags, packets, frames, last, damaged, longest, end, first = _flags(), 0, 0, 0, False, 0, 0, 0

@@ -102,12 +102,10 @@ class Media:
 
     @property
     def stacked(self) -> bool:
-        """Volume or clip."""
         return self.kind in ("volume", "clip")
 
     @property
     def spatial_shape(self) -> tuple[int, ...]:
-        """Shape without channels."""
         return tuple(size for axis, size in enumerate(self.data.shape) if axis != self.channel_axis)
 
     def restored(self, data: Array) -> Array:
@@ -151,12 +149,10 @@ class Writing:
         return cls(Path(), **{name: value for name, value in words.items() if name in known})
 
     def at(self, path: Path, **words: Any) -> Writing:
-        """Change the path."""
         return replace(self, path=path, **words)
 
 
 def writing_of(target: str | os.PathLike[str] | Writing) -> Writing:
-    """Return the `Writing`."""
     return target if isinstance(target, Writing) else Writing(Path(target))
 
 
@@ -173,7 +169,6 @@ def format_of(path: Path) -> str:
 
 
 def installed(extra: str, package: str, modules: str, path: Path, *, otherwise: str = "") -> Any:
-    """Import an extra."""
     try:
         first, *_ = map(import_module, modules.split())
     except ImportError as error:

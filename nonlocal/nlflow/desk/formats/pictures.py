@@ -175,7 +175,6 @@ def _extras(image: Any) -> tuple[dict[str, Any], int]:
 
 
 def with_alpha(values: Array, media: Media) -> Array:
-    """Add opacity."""
     values = values[..., 0] if values.ndim == 3 and values.shape[-1] == 1 else values
     return values if media.alpha is None else np.dstack([values, media.alpha])
 
@@ -193,7 +192,6 @@ def _options(media: Media, *names: str) -> dict[str, Any]:
 
 
 def encode_png(stream: BinaryIO, values: Array, media: Media, writing: Writing) -> None:
-    """Write PNG."""
     from PIL import Image
     from PIL.PngImagePlugin import PngInfo
 
@@ -219,7 +217,6 @@ def encode_png(stream: BinaryIO, values: Array, media: Media, writing: Writing) 
 
 
 def encode_jpeg(stream: BinaryIO, values: Array, media: Media, writing: Writing) -> None:
-    """Write JPEG."""
     from PIL import Image
 
     names = ["dpi", "icc_profile", "xmp", "comment"]
@@ -232,14 +229,12 @@ def encode_jpeg(stream: BinaryIO, values: Array, media: Media, writing: Writing)
 
 
 def encode_bmp(stream: BinaryIO, values: Array, media: Media, writing: Writing) -> None:
-    """Write BMP."""
     from PIL import Image
 
     Image.fromarray(with_alpha(values, media)).save(stream, format="BMP", **_options(media, "dpi"))
 
 
 def encode_webp(stream: BinaryIO, values: Array, media: Media, writing: Writing) -> None:
-    """Write lossless WebP."""
     from PIL import Image
 
     values = with_alpha(values, media)
@@ -272,7 +267,6 @@ _need_rawpy = partial(
 
 
 def develop(path: Path) -> Media:
-    """Develop a raw."""
     rawpy = _need_rawpy(path)
     try:
         data = _developed(path, rawpy)

@@ -55,7 +55,6 @@ class Sheet:
     bom: bytes = b""
 
     def part(self, rows: slice) -> Sheet:
-        """Keep some rows."""
         gone = {*self.rows} - {*self.rows[rows]}
         kept = [number for number in range(len(self.lines)) if number not in gone]
         places = {number: place for place, number in enumerate(kept)}

@@ -35,7 +35,6 @@ _CENTIMETRES = {2: 2.54, 3: 1.0}  # of the units of resolution that are lengths
 
 @contextmanager
 def silent(name: str) -> Iterator[None]:
-    """Quiet a logger."""
     logger = logging.getLogger(name)
     before, logger.disabled = logger.disabled, True
     try:
@@ -178,7 +177,6 @@ def no_data(tags: list[tuple[Any, ...]], data: Array) -> Array | None:
 
 
 def no_data_value(told: Any, dtype: np.dtype[Any]) -> Any:
-    """Return GDAL's value."""
     try:
         value = float(told.strip(b"\0 ") if isinstance(told, bytes) else told.strip("\0 ") if told else "nan")
         own = dtype.type(value)

@@ -132,20 +132,16 @@ class Around(Integrator):
 
     @property
     def takes_time(self) -> bool:  # type: ignore[override]
-        """See `Integrator.takes_time`."""
         return self.integrator.takes_time
 
     @property
     def takes_constraint(self) -> bool:  # type: ignore[override]
-        """See `Integrator.takes_constraint`."""
         return self.integrator.takes_constraint
 
     def stability_limit(self, flow: Flow) -> float:
-        """See `Integrator.stability_limit`."""
         return self.integrator.stability_limit(flow)
 
     def velocity_of(self, flow: Flow, u: Array) -> Array:
-        """See `Integrator.velocity_of`."""
         return self.integrator.velocity_of(flow, u)
 
 

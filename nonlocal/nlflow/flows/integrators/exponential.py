@@ -127,17 +127,14 @@ class Exponential(Integrator):
         self.tol = None if tol is None else check_number("tol", tol, minimum=0, strict=True)
 
     def stability_limit(self, flow: Flow) -> float:
-        """See `Integrator.stability_limit`."""
         del flow
         return math.inf
 
     def velocity_of(self, flow: Flow, u: Array) -> Array:
-        """See `Integrator.velocity_of`."""
         linear = as_linear(flow)
         return linear.drawn(0 * u) - linear.on_free(linear.free(u))
 
     def check_kind(self, flow: Flow) -> None:
-        """See `Integrator.check_kind`."""
         as_linear(flow)
         if flow.evolving:
             raise InputError("integrator: Exponential needs a frozen kernel; use RungeKutta() or SemiImplicit()")
@@ -157,7 +154,6 @@ class Exponential(Integrator):
         return not (flow.moving or flow.timed or flow.overridden("linear"))
 
     def advance(self, flow: Flow, u: Array, t: float, target: float, memory: dict[str, Any]) -> tuple[Array, float]:
-        """See `Integrator.advance`."""
         xp, flow = namespace(u), as_linear(flow)
         span = target - t
         if modes := modes_of(flow, u):
@@ -241,7 +237,6 @@ class ExponentialStep(SplitStep):
     self_adjoint = True
 
     def check_kind(self, flow: Flow) -> None:
-        """See `Integrator.check_kind`."""
         super().check_kind(flow)
         _check_own(as_linear(flow))
 
@@ -329,7 +324,6 @@ class ETD2RK(ExponentialStep):
     reach = 2.0
 
     def step(self, flow: Flow, u: Array, dt: float) -> Array:
-        """See `FixedStep.step`."""
         linear = as_linear(flow)
         end, u = linear.when(flow.time + dt), linear.free(u)
         first = self.rest(linear, u)
@@ -356,7 +350,6 @@ class ETD4RK(ExponentialStep):
     reach = 2.7
 
     def step(self, flow: Flow, u: Array, dt: float) -> Array:
-        """See `FixedStep.step`."""
         linear, t, half = as_linear(flow), flow.time, dt / 2
         middle, end, u = linear.when(t + half), linear.when(t + dt), linear.free(u)
         first = self.rest(linear, u)

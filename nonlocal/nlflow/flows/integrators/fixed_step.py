@@ -31,7 +31,7 @@ class FixedStep(Integrator):
 
     @property
     def length(self) -> float:
-        """The step."""
+        """The length of a step."""
         return self.dt
 
     @abstractmethod
@@ -39,7 +39,6 @@ class FixedStep(Integrator):
         """Return the signal after one step of length dt."""
 
     def advance(self, flow: Flow, u: Array, t: float, target: float, memory: dict[str, Any]) -> tuple[Array, float]:
-        """See `Integrator.advance`."""
         flow = flow.when(t)
         remaining = target - t
         # A remainder within rounding of the step is the step, so that 0.1 + 0.1 + ... meets its target.
@@ -80,13 +79,11 @@ class SplitStep(FixedStep):
         return self.reach / bound if bound > 0 else math.inf
 
     def velocity_of(self, flow: Flow, u: Array) -> Array:
-        """See `Integrator.velocity_of`."""
         linear = as_linear(flow)
         part = linear.free(u)
         return linear.drawn(part) - linear.on_free(part)
 
     def check_kind(self, flow: Flow) -> None:
-        """See `Integrator.check_kind`."""
         name, linear = type(self).__name__, as_linear(flow)
         if linear.evolving:
             raise InputError(f"integrator: {name} needs a frozen kernel; use RungeKutta()")
@@ -121,16 +118,13 @@ class ExplicitEuler(FixedStep):
     longer = "Exponential() or RungeKutta()"
 
     def stability_limit(self, flow: Flow) -> float:
-        """See `Integrator.stability_limit`."""
         return explicit_limit(flow)
 
     def surely_stable(self, flow: Flow) -> bool:
-        """See `Integrator.surely_stable`."""
         linear = as_linear(flow)
         return linear.has_own_bounds and self.dt <= explicit_limit(flow, free=True)
 
     def step(self, flow: Flow, u: Array, dt: float) -> Array:
-        """See `FixedStep.step`."""
         return plus(u, dt, flow.velocity(u))
 
 
@@ -166,12 +160,10 @@ class SemiImplicit(FixedStep):
         return 2 / excess if excess > 0 else math.inf
 
     def surely_stable(self, flow: Flow) -> bool:
-        """See `Integrator.surely_stable`."""
         linear = as_linear(flow)
         return linear.plainly_linear and self.dt * linear.diffusion_bound() <= 2
 
     def check_kind(self, flow: Flow) -> None:
-        """See `Integrator.check_kind`."""
         check_made_of(flow, "diffusion", self)
         if not flow.inner.by_nodes:
             raise InputError(
@@ -179,12 +171,10 @@ class SemiImplicit(FixedStep):
             )
 
     def velocity_of(self, flow: Flow, u: Array) -> Array:
-        """See `Integrator.velocity_of`."""
         linear = as_linear(flow)
         return _pulled_to(linear, u, -linear.diffusion(u))
 
     def step(self, flow: Flow, u: Array, dt: float) -> Array:
-        """See `FixedStep.step`."""
         flow = as_linear(flow)
         moved = u - dt * flow.diffusion(u)
         if flow.fidelity is None or flow.observed is None:
@@ -205,16 +195,13 @@ class NeutrenoStep(Integrator):
     _what: ClassVar[str] = "a NeuTRENO step"
 
     def stability_limit(self, flow: Flow) -> float:
-        """See `Integrator.stability_limit`."""
         return euler_limit(as_linear(flow))
 
     def velocity_of(self, flow: Flow, u: Array) -> Array:
-        """See `Integrator.velocity_of`."""
         linear = as_linear(flow)
         return _pulled_to(linear, u, linear.average(u) - u)
 
     def check_kind(self, flow: Flow) -> None:
-        """See `Integrator.check_kind`."""
         inner = as_linear(flow).inner
         if not (inner.by_nodes and inner.normalized):
             raise InputError(
@@ -224,13 +211,11 @@ class NeutrenoStep(Integrator):
         check_made_of(flow, "average", self)
 
     def surely_stable(self, flow: Flow) -> bool:
-        """See `Integrator.surely_stable`."""
         linear = as_linear(flow)
         known = linear.safe_step > 1 or (linear.fidelity is None and linear.safe_step == 1)
         return known and linear.plainly_linear
 
     def unstable(self, flow: Flow, limit: float) -> str:
-        """See `Integrator.unstable`."""
         linear = as_linear(flow)
         largest = linear.spectral_bounds()[0] if linear.fidelity is None else linear.fidelity.bounds()[1]
         bound = f"fidelity < {largest + 2 / limit * (limit - 1):.6g} (1 + mu_min(P))" if linear.symmetric else ""
@@ -240,7 +225,6 @@ class NeutrenoStep(Integrator):
         )
 
     def advance(self, flow: Flow, u: Array, t: float, target: float, memory: dict[str, Any]) -> tuple[Array, float]:
-        """See `Integrator.advance`."""
         del target, memory
         linear = as_linear(flow)
         return _pulled_to(linear, u, linear.average(u)), t + 1
@@ -256,22 +240,18 @@ class AttentionStep(NeutrenoStep):
     _what = "an attention step"
 
     def stability_limit(self, flow: Flow) -> float:
-        """See `Integrator.stability_limit`."""
         linear = as_linear(flow)
         return math.inf if linear.plainly_linear else euler_limit(linear)
 
     def surely_stable(self, flow: Flow) -> bool:
-        """See `Integrator.surely_stable`."""
         del flow
         return False
 
     def unstable(self, flow: Flow, limit: float) -> str:
-        """See `Integrator.unstable`."""
         del flow
         return f"flow: the longest stable step of its own average is {limit:.6g} < 1; use ExplicitEuler, which has a dt"
 
     def check_kind(self, flow: Flow) -> None:
-        """See `Integrator.check_kind`."""
         super().check_kind(flow)
         if as_linear(flow).fidelity is not None:
             raise InputError(

@@ -128,7 +128,6 @@ class IMEX(ImplicitStep):
         cls.order, cls.reach = cls.tableau.order, cls.tableau.reach
 
     def step(self, flow: Flow, u: Array, dt: float) -> Array:
-        """See `FixedStep.step`."""
         linear, table = as_linear(flow), self.tableau
         part = stage = linear.free(u)
         rests, slopes = [linear.rest(part)], list[Array]()
@@ -168,7 +167,6 @@ class ConvexSplitting(ImplicitStep):
     reach = math.inf
 
     def step(self, flow: Flow, u: Array, dt: float) -> Array:
-        """See `FixedStep.step`."""
         linear: Any = as_linear(flow).metric_at(u)
         part, reaction, bound = linear.free(u), linear.terms.reaction, linear.terms.bound
         b = dt * (linear.when(flow.time + dt).toward(part) + linear.rest(part) - linear.on_free(part))
@@ -226,7 +224,6 @@ class AverageVectorField(ImplicitStep):
     longer = "ConvexSplitting(dt)"
 
     def step(self, flow: Flow, u: Array, dt: float) -> Array:
-        """See `FixedStep.step`."""
         linear: Any = as_linear(flow).when(flow.time + dt / 2)
         xp, part = namespace(u), linear.free(u)
         rounding, largest = (1e-6 if u.dtype == xp.float32 else 1e-14), scalar(xp.max(xp.abs(u)))

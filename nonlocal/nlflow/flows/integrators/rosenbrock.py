@@ -95,7 +95,6 @@ class Rosenbrock(Embedded):
     longer = ""
 
     def stability_limit(self, flow: Flow) -> float:
-        """See `Integrator.stability_limit`."""
         del flow
         return math.inf
 

@@ -182,11 +182,9 @@ class Embedded(Integrator):
 
     @property
     def length(self) -> float | None:
-        """See `Integrator.length`."""
         return None if self.adaptive else self.dt
 
     def advance(self, flow: Flow, u: Array, t: float, target: float, memory: dict[str, Any]) -> tuple[Array, float]:
-        """See `Integrator.advance`."""
         # The slope at the end of the last step is the one at the start of this, unless the kernel changed between.
         kept_for, slope = memory.pop("_flow", None), memory.pop("_slope", None)
         flow = flow.when(t)
@@ -311,7 +309,6 @@ class RungeKutta(Embedded):
         return self.tableau.reach / 2 * explicit_limit(flow)
 
     def surely_stable(self, flow: Flow) -> bool:
-        """See `Integrator.surely_stable`."""
         if not isinstance(flow, LinearFlow):
             return False
         linear = flow
@@ -404,12 +401,10 @@ class Adaptive(Around):
         self.rtol, self.atol, self._tolerances = tolerances.rtol, tolerances.atol, tolerances
 
     def check_kind(self, flow: Flow) -> None:
-        """See `Integrator.check_kind`."""
         with suppress(StabilityError):
             self.integrator.check(flow)
 
     def advance(self, flow: Flow, u: Array, t: float, target: float, memory: dict[str, Any]) -> tuple[Array, float]:
-        """See `Integrator.advance`."""
         flow, remaining = flow.when(t), target - t
         self._tolerances.check(u, t)
         if "_limit" not in memory or flow.evolving:

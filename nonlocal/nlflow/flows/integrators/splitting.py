@@ -45,7 +45,6 @@ class Lie(SplitFlows):
     order = 1.0
 
     def step(self, flow: Flow, u: Array, dt: float) -> Array:
-        """See `FixedStep.step`."""
         linear = as_linear(flow)
         return self.diffused(linear, self.reacted(linear, linear.free(u), dt), dt)
 
@@ -76,7 +75,6 @@ class Strang(SplitFlows):
     order = 2.0
 
     def step(self, flow: Flow, u: Array, dt: float) -> Array:
-        """See `FixedStep.step`."""
         linear = as_linear(flow)
         half = self.diffused(linear, linear.free(u), dt / 2)
         return self.diffused(linear.when(flow.time + dt / 2), self.reacted(linear, half, dt), dt / 2)

@@ -77,15 +77,12 @@ class EulerMaruyama(NoisyStep, ExplicitEuler):
     called, longer = "EulerMaruyama", "ExponentialEuler(dt)"
 
     def stability_limit(self, flow: Flow) -> float:
-        """See `Integrator.stability_limit`."""
         return super().stability_limit(flow) if isinstance(flow, LinearFlow) else math.nan
 
     def surely_stable(self, flow: Flow) -> bool:
-        """See `Integrator.surely_stable`."""
         return isinstance(flow, LinearFlow) and super().surely_stable(flow)
 
     def noisy(self, flow: Flow, u: Array, dt: float, white: Array, noise: Noise) -> Array:
-        """See `NoisyStep.noisy`."""
         return self.step(flow, u, dt) + noise.times(flow, u, white)
 
 
@@ -107,7 +104,6 @@ class Milstein(EulerMaruyama):
     called = "Milstein"
 
     def noisy(self, flow: Flow, u: Array, dt: float, white: Array, noise: Noise) -> Array:
-        """See `NoisyStep.noisy`."""
         end = self.step(flow, u, dt)
         if noise.additive:
             return end + noise.times(flow, u, white)
@@ -137,15 +133,12 @@ class PlatenWeak2(NoisyStep):
     longer = "ExponentialEuler(dt)"
 
     def stability_limit(self, flow: Flow) -> float:
-        """See `Integrator.stability_limit`."""
         return EulerMaruyama(self.dt).stability_limit(flow)
 
     def surely_stable(self, flow: Flow) -> bool:
-        """See `Integrator.surely_stable`."""
         return EulerMaruyama(self.dt).surely_stable(flow)
 
     def step(self, flow: Flow, u: Array, dt: float) -> Array:
-        """See `FixedStep.step`."""
         return self._heun(flow, u, dt, 0 * u)
 
     @staticmethod
@@ -154,7 +147,6 @@ class PlatenWeak2(NoisyStep):
         return u + 0.5 * dt * (first + flow.when(flow.time + dt).velocity(u + dt * first + kick)) + kick
 
     def noisy(self, flow: Flow, u: Array, dt: float, white: Array, noise: Noise) -> Array:
-        """See `NoisyStep.noisy`."""
         if noise.additive:
             return self._heun(flow, u, dt, noise.times(flow, u, white))
         first, s, white = flow.velocity(u), noise.strength_at(flow, u), noise.mixed(white)
@@ -267,7 +259,6 @@ class ExactGaussian(Exponential):
     strong_order = strong_order_additive = weak_order = math.inf
 
     def check_kind(self, flow: Flow) -> None:
-        """See `Integrator.check_kind`."""
         super().check_kind(flow)
         why = None if flow.noise is None else _check_dense(as_linear(flow), flow.noise)
         if why is not None:
@@ -284,7 +275,6 @@ class ExactGaussian(Exponential):
         return flow.noise is None or _check_dense(as_linear(flow), flow.noise) is None
 
     def advance(self, flow: Flow, u: Array, t: float, target: float, memory: dict[str, Any]) -> tuple[Array, float]:
-        """See `Integrator.advance`."""
         moved, end = super().advance(flow, u, t, target, memory)
         if flow.noise is None:
             return moved, end
@@ -338,14 +328,12 @@ class ExponentialEuler(NoisyStep, ExponentialStep):
     longer = "EulerMaruyama(dt)"
 
     def step(self, flow: Flow, u: Array, dt: float) -> Array:
-        """See `FixedStep.step`."""
         linear = as_linear(flow)
         u = linear.free(u)
         moved = self.applied(linear, linear.drawn(u) - linear.on_free(u), (1, dt))[0]
         return u + self.back(linear, moved, u)
 
     def noisy(self, flow: Flow, u: Array, dt: float, white: Array, noise: Noise) -> Array:
-        """See `NoisyStep.noisy`."""
         linear, end = as_linear(flow), self.step(flow, u, dt)
         if _check_alike(linear, noise) is None:
             tol = 1e-7 if u.dtype == namespace(u).float32 else 1e-14

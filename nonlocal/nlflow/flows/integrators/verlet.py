@@ -59,23 +59,19 @@ class StoermerVerlet(FixedStep):
         self.stride = check_integer("stride", stride, minimum=1)
 
     def stability_limit(self, flow: Flow) -> float:
-        """See `Integrator.stability_limit`."""
         fastest = self._moving(flow).fastest()
         return math.inf if fastest == 0 else 2 / fastest
 
     def surely_stable(self, flow: Flow) -> bool:
-        """See `Integrator.surely_stable`."""
         return self.dt * self._moving(flow).surely_below() < 2
 
     def check_kind(self, flow: Flow) -> None:
-        """See `Integrator.check_kind`."""
         self._moving(flow)
 
     def _moving(self, flow: Flow) -> SecondOrder:
         return as_second_order(flow, type(self).__name__)
 
     def step(self, flow: Flow, u: Array, dt: float) -> Array:
-        """See `FixedStep.step`."""
         moving = self._moving(flow)
         middle = moving.when(moving.time + dt / 2) if moving.timed else moving
         x, v = moving.parts(u)
@@ -84,7 +80,6 @@ class StoermerVerlet(FixedStep):
         return moving.joined(x + dt / 2 * v, v)
 
     def advance(self, flow: Flow, u: Array, t: float, target: float, memory: dict[str, Any]) -> tuple[Array, float]:
-        """See `Integrator.advance`."""
         count = min(self.stride, math.floor((target - t) / self.dt * (1 + 1e-9)))
         if count < 2:
             return super().advance(flow, u, t, target, memory)

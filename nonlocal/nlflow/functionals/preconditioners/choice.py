@@ -112,7 +112,6 @@ class Choice:
             self._sweeps.again()
 
     def beside(self) -> int:
-        """Count new iterations."""
         if self._sweeps is None:
             return 0
         taken, self._sweeps.iterations = self._sweeps.iterations, 0

@@ -40,7 +40,6 @@ class Diagonal:
         return np.asarray(gains.reshape(gains.shape + (1,) * (image.ndim - gains.ndim)) * image)
 
     def back(self, image: NDArray[Any], dtype: Any) -> NDArray[Any]:
-        """Invert the transform."""
         options: dict[str, Any] = {"axes": self._axes, "workers": cores()}
         if self._cosine:
             return np.asarray(fft.idctn(image, **options), dtype=dtype)

@@ -98,7 +98,6 @@ class Ep(Jp):
         return self._fidelity
 
     def value(self, u: Any) -> float:
-        """See `Jp.value`."""
         weights = self.affinity.domain.weights.ravel()[:, None] * self._per_node[:, None]
         here, f = self._pair(u)
         with np.errstate(over="ignore", invalid="ignore"):
@@ -112,7 +111,6 @@ class Ep(Jp):
         return super().value(u) + fidelity
 
     def gradient(self, u: Any) -> NDArray[Any]:
-        """See `Jp.gradient`."""
         misfit = self.misfit or Squares()
         if refusal := misfit.refusal():
             raise InputError(

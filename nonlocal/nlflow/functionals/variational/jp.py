@@ -65,7 +65,6 @@ class Graph:
         return out
 
     def row_sums(self, values: Floats) -> Floats:
-        """Sums over edges."""
         return np.asarray(self._with(values).sum(axis=1)).ravel()
 
     def summation(self, dtype: Any = np.float64) -> Any:
@@ -179,7 +178,7 @@ class Jp:
         return float(np.sum(self.measure * powers)) / (2 * self.p)
 
     def rounding(self, rigid: Floats, dtype: Any) -> float:
-        """Rounding of E_p."""
+        """Bound of the rounding of E_p."""
         eps = float(np.finfo(dtype).eps)
         steepest = np.sqrt(self.graph.degree / self.measure) if self.isotropic else np.ones(len(self.graph))
         return self.smoothed(eps * steepest, 0.0) + eps * eps * float(rigid.sum()) / 2

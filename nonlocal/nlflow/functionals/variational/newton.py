@@ -48,7 +48,6 @@ class Problem:
 
     @property
     def stiff(self) -> Floats:
-        """r, (N, 1)."""
         return self.rigid[:, None]
 
     def _curves(self, x: Floats, smoothing: float) -> tuple[Floats, Floats]:
@@ -59,12 +58,10 @@ class Problem:
         return self.factor * lagged, self.factor * lagged * (1 + (p - 2) * (x / safe) ** 2)
 
     def value(self, u: Floats, smoothing: float) -> float:
-        """The smoothed functional."""
         dirichlet = self.factor * self.jp.smoothed(self.jp.slopes(u), smoothing if self.jp.p < 2 else 0.0)
         return dirichlet + float(np.sum(self.stiff * self.misfit.value(u, self.f, smoothing)))
 
     def gradient(self, u: Floats, smoothing: float) -> Floats:
-        """Derivatives by u."""
         lagged = self._curves(self.jp.slopes(u), smoothing)[0]
         return (
             self.jp.graph.flux(self.jp.on_edges(lagged), u) + self.stiff * self.misfit.slopes(u, self.f, smoothing)[0]
@@ -137,7 +134,6 @@ def minimize(problem: Problem, start: Floats | None, rtol: float, maxiter: int) 
 
 
 def iterates(problem: Problem, start: Floats | None) -> Iterator[Found]:
-    """Yield better signals."""
     smoothing, steps = _FIRST, 0
     constant = 0 * problem.f + np.average(problem.f, axis=0, weights=problem.rigid)
     # Where J_p weighs so much that it has to be flat, the way there from f is long.

@@ -48,7 +48,6 @@ class Layout:
 
     @property
     def nbytes(self) -> int:
-        """A frame's bytes."""
         return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
 
 
@@ -74,7 +73,6 @@ class Series(ABC):
 
     @property
     def places(self) -> tuple[Path, ...]:
-        """What is written."""
         return (self.path,)
 
     @abstractmethod
@@ -90,7 +88,6 @@ class Series(ABC):
         """Return problem and kernel."""
 
     def is_of(self, layout: Layout) -> bool:
-        """Compare the problem."""
         try:
             with reading(self.path):
                 about = self.about()
@@ -99,7 +96,6 @@ class Series(ABC):
         return all(isinstance(about.get(name), str) and about[name] == layout.attributes[name] for name in IDENTITY)
 
     def remove(self) -> None:
-        """Remove the file."""
         with writing(self.path):
             for place in self.places:
                 remove(place)
@@ -112,7 +108,6 @@ class Series(ABC):
         """Tidy up."""
 
     def append(self, frame: Frame) -> None:
-        """Add a frame."""
         with writing(self.path):
             needed, free = 2 * frame.u.nbytes + _SPARE, shutil.disk_usage(self.path.absolute().parent).free
             if free < needed:
@@ -141,7 +136,6 @@ class Series(ABC):
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Name the file."""
     try:
         yield
     except FileFormatError:
@@ -156,7 +150,6 @@ def writing(path: Path) -> Iterator[None]:
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Name the file."""
     try:
         yield
     except FileFormatError:

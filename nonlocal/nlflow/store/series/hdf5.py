@@ -40,7 +40,6 @@ class Hdf5Series(Series):
         self._lacks: list[Frame] = []
 
     def create(self, layout: Layout) -> None:
-        """Make a file."""
         with self._h5py.File(self.path.name, "w", driver="core", backing_store=False) as file:
             _fill(file, layout)
             file.flush()
@@ -50,7 +49,6 @@ class Hdf5Series(Series):
         self.count, self.last = 0, None
 
     def resume(self, layout: Layout, count: int) -> None:
-        """See `Series.resume`."""
         with reading(self.path), self._h5py.File(self.path, "r") as file:
             for name in ("u", "t", "energy"):
                 if not isinstance(file.get(name, getlink=True), self._h5py.HardLink):
@@ -69,7 +67,6 @@ class Hdf5Series(Series):
                 self._take(other)
 
     def about(self) -> dict[str, Any]:
-        """Return the attributes."""
         with self._h5py.File(self.path, "r") as file:
             return {name: file.attrs.get(name) for name in IDENTITY}
 
@@ -121,7 +118,6 @@ class Hdf5Series(Series):
         self._other, self._lacks = None, []
 
     def close(self) -> None:
-        """See `Series.close`."""
         self._work.close()
         self._place, self._other, self._lacks = None, None, []
 

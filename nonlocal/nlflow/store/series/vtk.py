@@ -35,11 +35,9 @@ class VtkSeries(Series):
 
     @property
     def places(self) -> tuple[Path, ...]:
-        """List and folder."""
         return self.path, self.folder
 
     def check(self, layout: Layout) -> None:
-        """See `Series.check`."""
         domain = layout.domain
         dimensions = 0 if domain.leading else len(domain.shape) if isinstance(domain, Grid) else domain.nodes.shape[1]
         if not 1 <= dimensions <= 3:
@@ -50,7 +48,6 @@ class VtkSeries(Series):
             )
 
     def create(self, layout: Layout) -> None:
-        """Make a series."""
         with writing(self.path):
             about = json.dumps(layout.attributes, indent=1).encode()
             write_folder(self.folder, lambda place: write_content(place / self._about.name, about), replace=False)
@@ -58,7 +55,6 @@ class VtkSeries(Series):
             self._list()
 
     def resume(self, layout: Layout, count: int) -> None:
-        """See `Series.resume`."""
         with reading(self.path):
             times = _listed(self.path)
             self._continue(layout, len(times), count, lambda k: float(times[k]))
@@ -70,7 +66,6 @@ class VtkSeries(Series):
                 remove(self._place(number))
 
     def about(self) -> dict[str, Any]:
-        """Return the attributes."""
         return dict(decode(described(self._about)))
 
     def _append(self, frame: Frame) -> None:

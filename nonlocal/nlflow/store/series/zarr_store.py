@@ -34,8 +34,6 @@ class ZarrSeries(Series):
         self._rows: dict[str, NDArray[np.float64]] = {}  # the chunks of times and energies that are being filled
 
     def create(self, layout: Layout) -> None:
-        """Make a store."""
-
         def fill(folder: Path) -> None:
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", message=".*[Cc]onsolidated metadata")  # not in the specification yet
@@ -48,7 +46,6 @@ class ZarrSeries(Series):
         self._rows = {name: np.zeros(_ROWS) for name in _GROWING[1:]}
 
     def resume(self, layout: Layout, count: int) -> None:
-        """See `Series.resume`."""
         with reading(self.path):
             arrays = self._root()["consolidated_metadata"]["metadata"]
             self._continue(layout, min(arrays[name]["shape"][0] for name in _GROWING), count, self._time)
@@ -61,7 +58,6 @@ class ZarrSeries(Series):
                     remove(folder)
 
     def about(self) -> dict[str, Any]:
-        """Return the attributes."""
         return dict(self._root()["attributes"])
 
     def _root(self) -> dict[str, Any]:

@@ -86,7 +86,6 @@ def planes_of(channels: int) -> Array:
 
 
 def places(shape: tuple[int, int]) -> list[tuple[int, int]]:
-    """Corners of windows."""
     rows, columns = (n - SIDE + 1 for n in shape)
     down = min(max(round(math.sqrt(MOST * rows / columns)), 1), rows, MOST)
     along = min(max(MOST // down, 1), columns)
@@ -99,7 +98,6 @@ def places(shape: tuple[int, int]) -> list[tuple[int, int]]:
 
 
 def windows(samples: Array, corners: list[tuple[int, int]]) -> Array:
-    """Cut windows out."""
     return np.stack([samples[top : top + SIDE, left : left + SIDE] for top, left in corners])
 
 
@@ -112,14 +110,12 @@ def blocks_of(planes: Array, size: int) -> Array:
 
 @lru_cache(maxsize=3)
 def basis(size: int) -> Array:
-    """Orthonormal cosine transform."""
     from scipy.fft import dct
 
     return np.asarray(dct(np.eye(size), norm="ortho", axis=0), np.float32)
 
 
 def squares_of(blocks: Array) -> Array:
-    """Squared cosine coefficients."""
     size = blocks.shape[-1]
     return np.asarray(np.square(basis(size) @ blocks @ basis(size).T).reshape(len(blocks), size * size))
 

@@ -45,7 +45,6 @@ class Belief:
 
 @lru_cache(maxsize=2)
 def weights(planes: int) -> dict[str, Array]:
-    """Load the weights."""
     path = files("nlflow.denoising.noise.finding") / "learned.npz"
     with path.open("rb") as stream, np.load(stream, allow_pickle=False) as held:
         first = f"{planes}."
@@ -55,7 +54,6 @@ def weights(planes: int) -> dict[str, Array]:
 
 
 def believe(features: Array, planes: int, held: dict[str, Array] | None = None) -> Belief:
-    """Run the network."""
     held = weights(planes) if held is None else held
     values = np.clip((features - held["mean"]) / held["spread"], -_FARTHEST, _FARTHEST)
     members = np.stack([_run(values, held, k) for k in range(int(held["members"]))])

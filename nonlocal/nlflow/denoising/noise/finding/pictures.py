@@ -96,7 +96,6 @@ class Continued:
 
     @classmethod
     def of(cls, found: Evidence, belief: Belief) -> Continued:
-        """Continue one plane."""
         measured = 0.5 * np.log(found.powers[0])
         noise = measured + np.log(belief.shares[0])
         apart = -np.diff(np.log(_middles()))

@@ -49,7 +49,6 @@ class Windows:
 
 
 def from_windows(windows: Windows, limits: tuple[float, float], share: float) -> float:
-    """Sigma from windows."""
     order = np.argsort(windows.structure)
     sigma = _while_consistent(windows, order, share)
     if len(order) == 0 or (math.isinf(limits[0]) and math.isinf(limits[1])):
@@ -247,7 +246,6 @@ def _estimate(plane: NDArray[Any], absent: NDArray[np.bool_], dimension: int) ->
 
 
 def constant_areas(scaled: NDArray[np.float64], dimension: int) -> NDArray[np.bool_]:
-    """Find constant areas."""
     if not (np.diff(scaled, axis=-1) == 0).any():
         return np.zeros(scaled.shape, bool)
     side = OfWindows.filled[dimension]

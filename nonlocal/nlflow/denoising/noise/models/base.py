@@ -37,7 +37,6 @@ Array = NDArray[Any]
 
 
 def floats_of(name: str, value: Any) -> Array:
-    """Refuse tensors."""
     array = check_array(name, value)
     if not isinstance(array, np.ndarray):
         raise InputError(f"{name}: got {type(array).__name__}, expected a NumPy array; convert it (.cpu().numpy())")
@@ -45,7 +44,6 @@ def floats_of(name: str, value: Any) -> Array:
 
 
 def refuse_negative(samples: Array, expected: str) -> None:
-    """Refuse negative samples."""
     if samples.size and samples.min() < 0:
         raise InputError(
             f"image: got {np.count_nonzero(samples < 0)} negative value(s), the smallest {float(samples.min()):g}, "
@@ -54,7 +52,6 @@ def refuse_negative(samples: Array, expected: str) -> None:
 
 
 def same(u: Array) -> Array:
-    """Return u."""
     return u
 
 
@@ -284,7 +281,6 @@ class Strewn(Noise):
         raise NotImplementedError
 
     def completed(self, samples: Array, missing: NDArray[np.bool_] | None = None) -> Self:
-        """See `Noise.completed`."""
         if self.density is not None:
             return self
         found = self._found(samples, missing)
@@ -418,7 +414,6 @@ class Mixture(Noise):
         object.__setattr__(self, "parts", parts)
 
     def sample(self, clean: Any, *, rng: Any = None, channel_axis: int | None = None) -> Array:
-        """See `Noise.sample`."""
         generator, picture = check_generator(rng), clean
         for part in reversed(self.parts):
             picture = part.sample(picture, rng=generator, channel_axis=channel_axis)
@@ -426,11 +421,9 @@ class Mixture(Noise):
 
     @property
     def has_law(self) -> bool:
-        """See `Noise.has_law`."""
         return all(part.has_law for part in self.parts)
 
     def describe(self) -> str:
-        """See `Noise.describe`."""
         told = [text for part in self.parts if (text := part.describe()) != NO_NOISE]
         return "; ".join(told) or NO_NOISE
 
@@ -448,11 +441,9 @@ class Mixture(Noise):
         return result
 
     def of_channels(self, which: NDArray[np.bool_]) -> Self:
-        """See `Noise.of_channels`."""
         return replace(self, parts=[part.of_channels(which) for part in self.parts])
 
     def by_intensity(self, samples: Array) -> Self:
-        """See `Noise.by_intensity`."""
         return replace(self, parts=[part.by_intensity(samples) for part in self.parts])
 
     def scaled(self, factor: float) -> Self:

@@ -131,7 +131,6 @@ class GaussianNoise(Noise):
         return cls(sigma, np.abs(np.fft.fftn(values, s=size, axes=tuple(range(values.ndim)))) ** 2)
 
     def of_channels(self, which: NDArray[np.bool_]) -> Self:
-        """See `Noise.of_channels`."""
         sigma = self.sigma[which] if np.ndim(self.sigma) and len(self.sigma) == len(which) else self.sigma
         own = self.spectrum is not None and len(self.spectrum) == len(which) > 1
         return replace(self, sigma=sigma, spectrum=self.spectrum[which] if own else self.spectrum)
@@ -144,7 +143,6 @@ class GaussianNoise(Noise):
 
     @property
     def has_law(self) -> bool:
-        """See `Noise.has_law`."""
         return not self.opponent
 
     @property
@@ -154,12 +152,10 @@ class GaussianNoise(Noise):
 
     @property
     def white_sigma(self) -> Any:
-        """See `Noise.white_sigma`."""
         return self.sigma if self.is_white else None
 
     @property
     def is_coloured(self) -> bool:
-        """See `Noise.is_coloured`."""
         return not self.is_white
 
     def powers(self, channels: int, dimension: int) -> spectra.Spectrum:
@@ -202,7 +198,6 @@ class GaussianNoise(Noise):
         return math.sqrt(float(half.mean()) * 2 ** np.count_nonzero(np.array(half.shape[1:]) > 1))
 
     def nearest_white(self, channels: int, dimension: int) -> GaussianNoise:
-        """See `Noise.nearest_white`."""
         return self if self.is_white else GaussianNoise(self.white(channels, dimension), places=self.places)
 
     def relative(self, intensity: Array) -> Array:
@@ -237,7 +232,6 @@ class GaussianNoise(Noise):
         return np.asarray(values)
 
     def strength(self, samples: Array, missing: NDArray[np.bool_] | None = None) -> float:
-        """See `Noise.strength`."""
         powers = self.powers(samples.shape[-1], samples.ndim - 1)
         relative = self.at(samples)
         return math.sqrt(float(powers.mean())) * root_mean_square(relative if missing is None else relative[~missing])
@@ -296,7 +290,6 @@ class GaussianNoise(Noise):
         return GaussianNoise(level, shape, places, strengths, colours, max(self.compressed, other.compressed))
 
     def separated(self) -> Noise:
-        """See `Noise.separated`."""
         from nlflow.denoising.noise.models.stripes import with_stripes
 
         return with_stripes(self)
@@ -313,7 +306,6 @@ class GaussianNoise(Noise):
         return float(far)
 
     def describe(self) -> str:
-        """See `Noise.describe`."""
         level = root_mean_square(np.atleast_1d(self.sigma))
         if level == 0:
             return NO_NOISE
@@ -356,7 +348,6 @@ class GaussianNoise(Noise):
 
 
 def smoothed(samples: Array) -> Array:
-    """Smoothed intensity."""
     from scipy.ndimage import gaussian_filter
 
     intensity = samples[..., 0].astype(np.float64)

@@ -161,18 +161,17 @@ class Poisson(Evened):
         return np.asarray(self.gain * counts + read)
 
     def describe(self) -> str:
-        """See `Noise.describe`."""
         read = f", read noise {self.sigma:.3g}" if self.sigma else ""
         return f"counts: {self.gain:.3g} a count{read}" + (f", {self.offset:.3g} in the dark" if self.offset else "")
 
     @property
     def dark(self) -> float:  # type: ignore[override]  # a number of the model
-        """`offset`."""
+        """The value of a sample without counts, `offset`."""
         return self.offset
 
     @property
     def even_sigma(self) -> float:
-        """1."""
+        """1, the sigma after the stabilizer."""
         return 1.0
 
     def reduce(self, samples: Array, missing: NDArray[np.bool_] | None = None) -> Reduction:
@@ -187,7 +186,7 @@ class Poisson(Evened):
         return mean < self.offset + OfCounts.few * self.gain
 
     def with_sigma(self, sigma: Any) -> tuple[Self, Any]:
-        """Refuse a sigma."""
+        """Refuse a sigma, which counts do not have."""
         if sigma is not None:
             raise InputError(
                 "sigma: got a value with noise='poisson', where the noise follows from the counts; leave it out, or "

@@ -96,7 +96,6 @@ class Stabilizer:
 
 @lru_cache(maxsize=16)
 def stabilizer(coils: float) -> Stabilizer:
-    """Return the function."""
     from scipy.interpolate import CubicHermiteSpline, CubicSpline
 
     start, end, places, logs = _chosen(coils)
@@ -256,7 +255,7 @@ class Magnitudes(Evened):
 
     @property
     def even_sigma(self) -> float:
-        """`sigma`, if known."""
+        """`sigma`, or None if it is not known."""
         return float(self._known("sigma"))
 
     def _noisy(self, samples: Array, rng: np.random.Generator) -> Array:
@@ -275,13 +274,11 @@ class Magnitudes(Evened):
         return self.even_sigma * stabilizer(self.coils).inverse(stable / self.even_sigma)
 
     def describe(self) -> str:
-        """See `Noise.describe`."""
         of = f"noise of magnitudes of {self.coils:.3g} coil{'s' if self.coils != 1 else ''}"
         sigma = f": sigma {self.sigma:.3g}" if self.sigma is not None else ", sigma to be found"
         return ("Rician noise" if self.kind == Rician.kind else of) + sigma
 
     def with_sigma(self, sigma: Any) -> tuple[Self, Any]:
-        """See `Noise.with_sigma`."""
         return (self, sigma) if sigma is None or self.sigma is not None else (replace(self, sigma=sigma), None)
 
     def completed(self, samples: Array, missing: NDArray[np.bool_] | None = None) -> Self:

@@ -79,7 +79,6 @@ class Impulses(Strewn):
         return np.where(replaced, self.low * (1 - share) + self.high * share, samples)
 
     def describe(self) -> str:
-        """See `Noise.describe`."""
         if self.density is None:
             return "impulses, to be found"
         values = f"{self.low:g}" if self.low == self.high else f"{self.low:g} and {self.high:g}"
@@ -267,7 +266,6 @@ class HotPixels(Strewn):
         return np.asarray(samples + np.where(hot, rng.exponential(self.level, shape), 0.0))
 
     def describe(self) -> str:
-        """See `Noise.describe`."""
         if self.density is None:
             return "hot pixels, to be found"
         where = "pixels, the same in all frames" if self.fixed else "samples"

@@ -18,7 +18,6 @@ Array = NDArray[Any]
 
 
 def check_recording(samples: Array, kind: str) -> None:
-    """Refuse other shapes."""
     if np.ndim(samples) != 2:
         raise InputError(
             f"samples: got shape {np.shape(samples)[:-1]}, expected a 1-D signal: {kind} is a noise of recordings; "
@@ -41,7 +40,6 @@ def channel_of(samples: Any, missing: Any) -> tuple[Floats, NDArray[np.bool_]]:
 
 
 def interpolated(values: Floats, present: NDArray[np.bool_]) -> Floats:
-    """Bridge gaps linearly."""
     if present.all():
         return values
     t = np.arange(len(values))
@@ -49,12 +47,10 @@ def interpolated(values: Floats, present: NDArray[np.bool_]) -> Floats:
 
 
 def spread_of(values: Floats) -> float:
-    """Robust standard deviation."""
     return TO_SIGMA * float(np.median(np.abs(values))) if values.size else 0.0
 
 
 def robust_weights(error: Floats, used: NDArray[np.bool_]) -> Floats:
-    """Huber's weights."""
     size = np.abs(error)
     # Without noise most errors are 0 but for rounding, and the fit becomes one of least absolute values.
     limit = max(OfRecordings.huber * spread_of(error[used]), 1e-12 * float(size.max(initial=0.0)), 1e-300)
@@ -146,7 +142,7 @@ class Hum(Subtracted):
             object.__setattr__(self, "phases", phases)
 
     def wave(self, size: int) -> Floats:
-        """The hum."""
+        """The hum at the samples."""
         if self.amplitudes is None or self.phases is None:
             raise InputError("phases: got none, so that the hum is not known; give amplitudes and phases")
         basis = waves(self.frequencies, size)
@@ -160,7 +156,6 @@ class Hum(Subtracted):
         return np.asarray(samples + replace(self, phases=phases).wave(len(samples))[:, None])
 
     def describe(self) -> str:
-        """See `Noise.describe`."""
         shown = listed(self.frequencies, 4, ".6g")
         strength = "" if self.amplitudes is None else f", amplitude {math.hypot(*self.amplitudes):.4g}"
         return f"hum at {shown} cycles a sample{strength}"
@@ -193,7 +188,6 @@ def _numbers(
 
 
 def waves(frequencies: Any, size: int) -> Floats:
-    """Cosines, then sines."""
     turns = np.outer(np.arange(size), np.asarray(frequencies, np.float64))
     angle = 2 * math.pi * (turns - np.rint(turns))  # a few digits more for long recordings
     return np.concatenate([np.cos(angle), np.sin(angle)], axis=1)
@@ -321,7 +315,6 @@ class Drift(Subtracted):
         return np.interp(np.arange(size) / cell, np.arange(length), coarse)
 
     def describe(self) -> str:
-        """See `Noise.describe`."""
         strength = "" if self.sigma is None else f", sigma {self.sigma:.4g}"
         return f"drift slower than {self.scale:.4g} samples{strength}"
 

@@ -69,7 +69,6 @@ class Outliers:
 
     @property
     def mask(self) -> NDArray[np.bool_]:
-        """Where they count."""
         mask = np.zeros(self.shape, bool)
         mask[self.rows[self.found], self.columns[self.found]] = True
         return mask

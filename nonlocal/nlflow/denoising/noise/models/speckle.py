@@ -96,7 +96,6 @@ class Speckle(Noise):
         return OfSpeckle.power * self._root_of
 
     def _moment(self, power: float) -> float:
-        """E[g^power]."""
         own = gamma_moment(self.looks, power / self._root_of)
         return float(own / gamma_moment(self.looks, 1 / self._root_of) ** power)
 
@@ -107,7 +106,6 @@ class Speckle(Noise):
         return np.asarray(samples * law / gamma_moment(self.looks, 1 / self._root_of))
 
     def describe(self) -> str:
-        """See `Noise.describe`."""
         of = "amplitudes, the roots of intensities, with " if self.amplitude else ""
         return f"{of}{_looks(self)}, in proportion to the intensity"
 
@@ -202,7 +200,6 @@ class LogSpeckle(Noise):
 
     @property
     def _mean(self) -> float:
-        """E[log g]."""
         from scipy.special import digamma
 
         return float(digamma(self.looks)) - math.log(self.looks)
@@ -212,11 +209,10 @@ class LogSpeckle(Noise):
         return np.asarray(samples + self.scale * (law - self._mean))
 
     def describe(self) -> str:
-        """See `Noise.describe`."""
         return f"logarithms of {_looks(self)}: sigma {self.scale * math.sqrt(_trigamma(self.looks)):.3g}"
 
     def reduce(self, samples: Array, missing: NDArray[np.bool_] | None = None) -> Reduction:
-        """See the notes."""
+        """Reduce noise as the notes of the class say."""
         from scipy.special import digamma
 
         rest = _rest(GaussianNoise(self.scale * Speckle(self.looks).stable_sigma, self.spectrum), samples)
@@ -266,7 +262,6 @@ def _trigamma(looks: float) -> float:
 
 
 def gamma_moment(looks: float, power: float) -> float:
-    """E[g^power]."""
     from scipy.special import gammaln
 
     if looks > OfSpeckle.many:

@@ -72,7 +72,6 @@ class Spikes(Strewn):
         return np.asarray(samples + heights)
 
     def describe(self) -> str:
-        """See `Noise.describe`."""
         if self.density is None:
             return "spikes, to be found"
         return f"spikes: {100 * self.density:.3g} % of the samples stick out and are narrower than any line"

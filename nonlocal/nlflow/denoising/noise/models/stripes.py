@@ -76,7 +76,6 @@ class Stripes(Subtracted):
         return np.asarray(samples + rng.normal(0, self.sigma, shape))
 
     def describe(self) -> str:
-        """See `Noise.describe`."""
         line = "row" if self.axis == 0 else "column"
         return f"stripes: each {line} has an offset, of standard deviation {self.sigma:.3g}"
 
