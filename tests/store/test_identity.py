@@ -13,6 +13,7 @@ import nlflow as nl
 from nlflow.denoising.noise import Noise
 from nlflow.denoising.patches import CompiledFilter, PlainFilter
 from nlflow.errors import FileFormatError
+from nlflow.flows import AllenCahn, FisherKPP
 from nlflow.flows.checkpoints import fingerprint
 from nlflow.flows.flow import Flow
 from nlflow.flows.integrators import Integrator
@@ -137,6 +138,10 @@ def test_a_class_that_has_moved_is_known_by_its_former_place() -> None:
     steps = (nl.ETD2RK(0.1), nl.ETD4RK(0.1), nl.GeodesicEuler(0.1), nl.GeodesicMidpoint(0.1), nl.LayerStep(0.1))
     places = [describe(step)["type"].rpartition(".")[0] for step in steps]
     assert places == ["nlflow.flows.integrators.etd"] * 2 + ["nlflow.flows.sphere.steps"] * 3
+    reactions = [describe(reaction)["type"].rpartition(".")[0] for reaction in (AllenCahn(), FisherKPP())]
+    assert reactions == ["nlflow.flows.reactions"] * 2
+    flow = nl.GradientFlow(nl.J(nl.affinity(nl.Gaussian(0.3), nl.Grid((5,)))))
+    assert describe(flow)["type"] == "nlflow.flows.linear.GradientFlow"
     adaptive = describe(nl.Adaptive(nl.ETD4RK(0.1)))
     assert adaptive["type"] == "nlflow.flows.integrators.adaptive.Adaptive"
     assert adaptive["fields"]["_tolerances"]["type"] == "nlflow.flows.integrators.control.Tolerances"

@@ -16,10 +16,14 @@ from nlflow.store.encoding import digest, encode, tagged
 
 _FORMERLY = {  # classes that have moved, and where what was kept before knows them
     "nlflow.denoising.noise.models.intensities.Poisson": "nlflow.denoising.noise.stabilizing.Poisson",
+    "nlflow.flows.gradient.AttentionFlow": "nlflow.flows.linear.AttentionFlow",
+    "nlflow.flows.gradient.GradientFlow": "nlflow.flows.linear.GradientFlow",
     "nlflow.flows.integrators.exponential.ETD2RK": "nlflow.flows.integrators.etd.ETD2RK",
     "nlflow.flows.integrators.exponential.ETD4RK": "nlflow.flows.integrators.etd.ETD4RK",
     "nlflow.flows.integrators.runge_kutta.Adaptive": "nlflow.flows.integrators.adaptive.Adaptive",
     "nlflow.flows.integrators.runge_kutta.Tolerances": "nlflow.flows.integrators.control.Tolerances",
+    "nlflow.flows.kinetics.AllenCahn": "nlflow.flows.reactions.AllenCahn",
+    "nlflow.flows.kinetics.FisherKPP": "nlflow.flows.reactions.FisherKPP",
     "nlflow.flows.sphere.GeodesicEuler": "nlflow.flows.sphere.steps.GeodesicEuler",
     "nlflow.flows.sphere.GeodesicMidpoint": "nlflow.flows.sphere.steps.GeodesicMidpoint",
     "nlflow.flows.sphere.LayerStep": "nlflow.flows.sphere.steps.LayerStep",
