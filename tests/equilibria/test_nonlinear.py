@@ -174,6 +174,15 @@ def test_stability_where_the_measure_of_nodes_underflows() -> None:
     np.testing.assert_allclose(-told.eigenvalues.real, expected, rtol=0, atol=1e-9)
 
 
+def test_one_large_degree_is_no_neutral_direction() -> None:
+    n = 200
+    star = np.zeros((n, n))
+    star[0, 1:] = star[1:, 0] = 1
+    flow = nl.GradientFlow(nl.J(nl.from_matrix(star, nl.Points(np.arange(n)[:, None]))), "l2")
+    values = stability(flow, np.zeros(n), k=n - 1).eigenvalues
+    np.testing.assert_allclose(values, -2 * np.r_[np.ones(n - 2), n] / n, rtol=1e-10)  # 0, 1 and n of the star's Laplacian
+
+
 def test_a_search_that_newton_does_not_end_follows_the_flow() -> None:
     # From 1/sqrt(3) the slope of u - u^3 is 0: Newton's first step goes nowhere.
     flow = nl.GradientFlow(nl.J(nl.affinity(nl.Gaussian(9.0), nl.Grid(5))), "degree", reaction=nl.AllenCahn(0.5))

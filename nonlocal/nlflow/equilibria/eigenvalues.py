@@ -142,7 +142,7 @@ def _near_rest(equations: Equations, x: Floats) -> bool:
 
 @dataclass(frozen=True)
 class Spectrum:
-    """Rightmost eigenpairs of a Jacobian, neutral directions left out; `size` is about the norm of the Jacobian."""
+    """Rightmost eigenpairs of a Jacobian, neutral directions left out; `size` is |J v| / |v| of a random v."""
 
     values: NDArray[Any]
     vectors: NDArray[Any]
@@ -155,7 +155,7 @@ class Spectrum:
 
     @classmethod
     def of(cls, equations: Equations, x: Floats, k: int, *, moved: bool = False) -> Spectrum:
-        """Return all or k eigenpairs at `x`, with `moved` without those of translations."""
+        """Return all eigenpairs up to `DENSE` unknowns, else about k; with `moved` without those of translations."""
         tangent = Tangent(equations, x)
         neutral = equations.neutral(x)
         n, root = len(x), equations.root
@@ -182,7 +182,10 @@ class Spectrum:
             held = every[:, [equations.norm(v) > 0.5 for v in (every - known).T]]
         k += held.shape[1]
         if n <= DENSE:
-            matrix = root[:, None] * tangent.matrix / root - away * columns @ columns.T
+            matrix = root[:, None] * tangent.matrix / root
+            # Beyond each eigenvalue: one large degree among many small ones hardly shows in `size`.
+            away = 2 * max(min(float(np.linalg.norm(matrix, kind)) for kind in (1, np.inf, "fro")), size)
+            matrix -= away * columns @ columns.T
             values, vectors, conditions = _all_pairs(matrix, symmetric)
             kept = slice(0, n - neutral.count)  # the others are those that were moved away
             values, vectors, conditions = values[kept], vectors[:, kept], conditions[kept]

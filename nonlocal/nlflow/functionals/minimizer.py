@@ -127,7 +127,8 @@ def minimize_held(
 ) -> Minimizer:  # fmt: skip
     """Return the minimizer u of E among the signals with the values of a constraint.
 
-    With M zero at its nodes and g the values: M ((I - P) + phi) M v = M (phi f - ((I - P) + phi) g), u = v + g.
+    With M zero at its nodes and g the values: M ((I - P) + phi) M v = M (phi f + s - ((I - P) + phi) g), u = v + g.
+    s is `source`, 0 by default.
     """
     if held.timed:
         raise InputError("constraint: got values that depend on time, expected those of one moment for a minimizer")

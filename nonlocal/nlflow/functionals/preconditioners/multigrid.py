@@ -57,7 +57,7 @@ def _largest(graph: Sparse) -> Floats:
 
 
 def split(matrix: Sparse) -> tuple[Floats, Sparse]:
-    """Return the diagonal of a coarse matrix, and minus what is beside it."""
+    """Return the diagonal of a coarse matrix, 1 where it is not positive, and minus what is beside it."""
     diagonal = matrix.diagonal()
     graph = -matrix
     for strip, rows, columns, _ in _strips(graph):
