@@ -180,9 +180,8 @@ def test_one_large_degree_is_no_neutral_direction() -> None:
     star[0, 1:] = star[1:, 0] = 1
     flow = nl.GradientFlow(nl.J(nl.from_matrix(star, nl.Points(np.arange(n)[:, None]))), "l2")
     values = stability(flow, np.zeros(n), k=n - 1).eigenvalues
-    np.testing.assert_allclose(
-        values, -2 * np.r_[np.ones(n - 2), n] / n, rtol=1e-10
-    )  # 0, 1 and n of the star's Laplacian
+    # The Laplacian of a star has 0, 1 and n.
+    np.testing.assert_allclose(values, -2 * np.r_[np.ones(n - 2), n] / n, rtol=1e-10)
 
 
 def test_a_search_that_newton_does_not_end_follows_the_flow() -> None:
