@@ -184,8 +184,8 @@ class Spectrum:
         if n <= DENSE:
             matrix = root[:, None] * tangent.matrix / root
             # Beyond each eigenvalue: one large degree among many small ones hardly shows in `size`.
-            away = 2 * max(min(float(np.linalg.norm(matrix, kind)) for kind in (1, np.inf, "fro")), size)
-            matrix -= away * columns @ columns.T
+            beyond = 2 * max(min(float(np.linalg.norm(matrix, kind)) for kind in (1, np.inf, "fro")), size)
+            matrix -= beyond * columns @ columns.T
             values, vectors, conditions = _all_pairs(matrix, symmetric)
             kept = slice(0, n - neutral.count)  # the others are those that were moved away
             values, vectors, conditions = values[kept], vectors[:, kept], conditions[kept]

@@ -197,15 +197,14 @@ class Ep(Jp):
             value *= size**self.p
         except OverflowError:
             value = math.inf
-        u = np.where(known[:, None] & (u == scaled), flat, u.astype(np.float64) * size + shift)
-        u = u.reshape(f.shape).astype(f.dtype)
+        u = self._in_units(u, scaled, flat, size, shift)
         return CertifiedMinimizer(u, relative, iterations, success, message, value)
 
     def _with_misfit(
         self, misfit: Misfit, flat: Floats, shift: Floats, size: float, guess: Floats | None, rtol: float, maxiter: int
     ) -> CertifiedMinimizer:
         """Minimize a J_p + sum_i r_i g in units of the size of f, with the larger of a and r near 1."""
-        known, f = self._per_node > 0, self._observed
+        known = self._per_node > 0
         logs = np.log(np.where(known, self._per_node * self.affinity.domain.weights.ravel(), 1.0))
         top = float(logs[known].max())
         rigid = np.where(known, np.exp(logs - top), 0.0)
@@ -227,9 +226,16 @@ class Ep(Jp):
         exponent = top + misfit.degree * math.log(size)
         exponent += math.log(value) if value > 0 else -math.inf
         value = math.exp(exponent) if exponent < math.log(sys.float_info.max) else math.inf
-        u = np.where(known[:, None] & (u == scaled), flat, u.astype(np.float64) * size + shift)
-        u = u.reshape(f.shape).astype(f.dtype)
+        u = self._in_units(u, scaled, flat, size, shift)
         return CertifiedMinimizer(u, relative, count, success, message, value)
+
+    def _in_units(
+        self, u: NDArray[Any], scaled: NDArray[Any], flat: Floats, size: float, shift: Floats
+    ) -> NDArray[Any]:
+        """Return a signal found in units of the size of f in those of f; what is f to the bit there stays so."""
+        same = (self._per_node > 0)[:, None] & (u == scaled)
+        f = self._observed
+        return np.where(same, flat, u.astype(np.float64) * size + shift).reshape(f.shape).astype(f.dtype)
 
     def _saddle(
         self, f: NDArray[Any], rigid: Floats, guess: NDArray[Any] | None, rtol: float, maxiter: int,
