@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy.sparse import csr_array
 
-from nlflow import E, ExpDotProduct, Gaussian, Grid, InputError, MemoryLimitError, Patch, Points, affinity
+from nlflow import Constraint, E, ExpDotProduct, Gaussian, Grid, InputError, MemoryLimitError, Patch, Points, affinity
 from nlflow.affinities.sparse import SparseAffinity
 from nlflow.functionals.fidelity import MatrixFidelity, NodeFidelity
 from nlflow.functionals.metrics import METRICS
@@ -214,6 +214,23 @@ def test_fewer_iterations(build: Any, fidelity: str) -> None:
             assert not plain.success
     assert counts[1] <= 1.4 * counts[0]
     assert counts[1] <= 45
+
+
+@pytest.mark.parametrize("fidelity", [0.0, 1e-3, 1.0])
+def test_fewer_iterations_with_a_constraint(fidelity: float) -> None:
+    shape = (48, 48)
+    rows = np.zeros(shape, dtype=bool)
+    rows[[0, -1]] = True
+    e = E(
+        table(shape, "isolated"), picture(shape), np.where(np.indices(shape)[1] < 24, fidelity, 0.0), measure="degree"
+    )
+    found, plain = (
+        e.minimizer(constraint=Constraint(rows, picture(shape)), preconditioner=name)
+        for name in ("multigrid", "diagonal")
+    )
+    assert found.success
+    assert plain.success
+    assert found.iterations <= 0.15 * plain.iterations
 
 
 def test_what_auto_takes() -> None:

@@ -200,6 +200,14 @@ def test_support_scale_and_steepness(kernel: Any) -> None:
     assert math.isinf(kernel.steepness) == jumps
 
 
+@pytest.mark.parametrize(
+    ("left", "jumps"), [(0.0, True), (1e-7, True), (1.4e-6, True), (1.6e-6, False), (3.9e-6, False)]
+)
+def test_a_jump_at_the_end_is_one_by_more_than_a_factor_of_e(left: float, jumps: bool) -> None:
+    """Beside what the last weight that counts, 4e-6, may fall to."""
+    assert math.isinf(nl.Formula(f"where(r <= 1, 1, {left})", width=3.0).steepness) == jumps
+
+
 def test_numbers_are_rounded_once() -> None:
     """Widths of any unit, whose squares no float holds, and what a formula multiplies, become one number."""
     unit = 2.0**-600

@@ -65,7 +65,6 @@ class BatchAffinity(Affinity):
         return sparse.csr_array(sparse.block_diag([graph(item) for item in self._items], format="csr"))
 
     def measure_error(self, u: Array | None = None, *, samples: int = 100, rng: Any = 0) -> float:
-        """Return the largest error of the averages of any item; see `Affinity.measure_error`."""
         # Each item is measured at so many of its own nodes, over the deviation of its own part of the signal. Items
         # where that is constant, and those that are exact to rounding, are left out.
         if all(item._exact is None for item in self._items):

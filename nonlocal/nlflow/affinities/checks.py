@@ -12,7 +12,6 @@ from nlflow.errors import InputError
 
 
 def check_affinity(affinity: Any) -> Affinity:
-    """Return an affinity, or raise `InputError`."""
     if not isinstance(affinity, Affinity):
         raise InputError(f"affinity: got {type(affinity).__name__}, expected an Affinity; build one with affinity()")
     if not affinity._sound and _of_somebodys_own(affinity):

@@ -79,7 +79,6 @@ class Pairs:
 
     @property
     def among(self) -> tuple[Kernel, Domain, Array, Array]:
-        """Arguments of all methods."""
         return self.asked.kernel, self.asked.domain, self.queries, self.keys
 
     @property
@@ -470,7 +469,6 @@ def _features(asked: Asked) -> Affinity:
 
 
 def from_pairs(pairs: Pairs) -> Affinity:
-    """Return the affinity of a kernel between queries and keys."""
     from nlflow.affinities.pair_sums import not_compiled
 
     asked, keys = pairs.asked, pairs.keys
@@ -521,7 +519,6 @@ def from_pairs(pairs: Pairs) -> Affinity:
 
 
 def at_once(kernel: Kernel, features: Any, method: str) -> bool:
-    """Tell whether one affinity serves a batch whole."""
     return (
         is_tensor(features)
         and isinstance(kernel.compared, RadialKernel | ExpDotProduct)

@@ -79,7 +79,6 @@ class Factor:
 
     @property
     def rounding(self) -> float:
-        """Gamma: rounding of inner products of unit vectors, and of the points."""
         return _EPS * (4 + math.sqrt(self.rank) + 4 * self._reach)
 
     @property
@@ -112,7 +111,6 @@ class Factor:
         self.growth = np.concatenate(over_tiles(growth, len(self.residual)))
 
     def append(self, block: Floats, pivots: NDArray[np.int64], triangle: Floats) -> None:
-        """Add columns and pivots."""
         block[self.pivots] = 0
         block[pivots] = triangle
         self.columns.append(block)

@@ -242,7 +242,6 @@ class Table:
 
 
 def check_metric(metric: str, search: str, *, sparse: bool = False, columns: int = 1) -> None:
-    """Raise `InputError` for an unknown metric or search, or if they do not go together."""
     check_choice("metric", metric, METRICS)
     check_choice("search", search, SEARCHES)
     words = "" if metric in ("euclidean", "cosine", "correlation") else f"metric={metric!r}"
@@ -255,7 +254,6 @@ def check_metric(metric: str, search: str, *, sparse: bool = False, columns: int
 
 
 def chosen_search(space: Space | Table, search: str) -> tuple[str, str]:
-    """Return the search for the nearest of these points, and why."""
     if isinstance(space, Table):
         return "brute", "distances were given"
     if search != "auto":

@@ -37,7 +37,6 @@ class Region:
         return np.arange(self.grid.size) if self.inside is None else np.flatnonzero(self.inside)
 
     def domain(self) -> Grid | Points:
-        """The domain of signals."""
         if self.inside is None:
             return self.grid
         nodes = self.grid.nodes[self.numbers]
@@ -92,11 +91,9 @@ class FractionalAffinity(ConvolutionAffinity):
         return self._region.restrict(super()._convolve(self._region.embed(u)))
 
     def sums(self, u: NDArray[Any]) -> NDArray[Any]:
-        """Return sum_j w_{i-j} u_j."""
         return self._convolve(u) * (self._degrees.flat[0] if self._grid.boundary == "periodic" else 1)
 
     def sums_from(self, field: NDArray[Any]) -> NDArray[Any]:
-        """Return the sums at the nodes inside over a signal on the whole grid."""
         return self._region.restrict(super()._convolve(field))
 
     def _log_degree(self) -> Floats:

@@ -188,7 +188,6 @@ def matrix_of(name: str, value: Any, limit: float | None) -> Sparse:
 
 
 def from_package(value: Any, package: str) -> bool:
-    """Tell whether an object's class, or a base of it, is of a package, which need not be imported."""
     return any(kind.__module__.split(".")[0] == package for kind in type(value).__mro__)
 
 

@@ -62,7 +62,6 @@ class Lattice:
     constant: float
 
     def density(self, r: Floats) -> Floats:
-        """At distances r > 0."""
         return np.asarray(self.constant * r ** (-self.ndim - 2 * self.s) * np.exp(-self.tempering * r))
 
     def radial(self, start: float, power: float, stop: float = math.inf) -> float:

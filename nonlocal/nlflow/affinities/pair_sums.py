@@ -82,7 +82,6 @@ class PairSums:
                 raise InputError("affinity: it has logits that overflow; scale the features or the kernel")
 
     def precision(self, dtype: Any) -> str:
-        """Return the float type in which sums for signals of `dtype` are computed."""
         # float64 instead of float32 for kernels that jump, and where rounding the features (or the logits) to float32
         # would be seen in the weights.
         name = np.dtype(dtype).name
@@ -354,7 +353,6 @@ class _Tables:
 
 
 def not_compiled(kernel: Kernel) -> str | None:
-    """Return why a kernel has no sums without a matrix, or None."""
     if isinstance(kernel, ExpDotProduct):
         return None
     if not isinstance(kernel, RadialKernel):
@@ -378,7 +376,6 @@ def _filled(a: NDArray[Any], axis: int, multiple: int) -> NDArray[Any]:
 
 
 def relative_weights(weights: Floats, least: float) -> tuple[Floats, float]:
-    """Return quadrature weights over the largest one, and the logarithm of that."""
     # Raises `InputError` when some are less than the share `least` of the largest, beside which sums would lose them.
     largest = float(weights.max())
     relative = weights / largest

@@ -51,7 +51,6 @@ class Frame:
         self.slack = 4 * math.sqrt(self._axes.shape[1]) * (points.shape[1] + 2) * _EPS * size * unit
 
     def place(self, points: NDArray[Any]) -> Floats:
-        """Coordinates along the axes."""
         result = np.empty((len(points), self._axes.shape[1]))
         with blas_limited():
             for start in range(0, len(points), 2**16):  # no copy of all in float64
@@ -117,7 +116,6 @@ class Regions:
         return cls.of(np.empty((count, 0)), 0.0)
 
     def share_seen(self, other: Regions, samples: int = 64) -> float:
-        """Return an estimate of the share of pairs with another that are kept."""
         seen = []
         for block in np.linspace(0, len(self.limits) - 1, min(samples, len(self.limits))).astype(np.intp):
             gaps = np.maximum(np.maximum(other.lows - self.highs[block], self.lows[block] - other.highs), 0)

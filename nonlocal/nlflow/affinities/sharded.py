@@ -96,7 +96,6 @@ def gather(signal: Tensor) -> Tensor:
 
 
 def own_rows(name: str, value: Any) -> Tensor:
-    """Return this process's rows as an ordinary tensor, or raise `InputError`."""
     if not isinstance(value, Tensor):
         raise InputError(
             f"{name}: got {type(value).__name__}, expected a torch tensor of this process's rows; convert it "

@@ -33,7 +33,6 @@ def said(affinity: Any) -> list[tuple[str, Any]]:
 
 
 def pictured(affinity: Any, caption: str, values: Callable[[], Any]) -> str:
-    """Return a picture of values at the nodes, or an empty text."""
     # For more than 4096 nodes, for batches and tensors, and where `values` refuses.
     try:
         if affinity.domain.size > MOST_NODES or affinity.domain.leading or not is_numpy(affinity.log_degree):
@@ -44,7 +43,6 @@ def pictured(affinity: Any, caption: str, values: Callable[[], Any]) -> str:
 
 
 def row_pictured(affinity: Any) -> str:
-    """Return a picture of the row of P of the node in the middle."""
     node = tuple(n // 2 for n in affinity.domain.shape)
 
     def row() -> Any:
@@ -56,8 +54,6 @@ def row_pictured(affinity: Any) -> str:
 
 
 def spectrum_pictured(affinity: Any) -> str:
-    """Return a picture of the eigenvalues of P, where its structure tells them."""
-
     def known() -> Any:
         values = affinity.known_spectrum()
         return np.empty(0) if values is None else np.sort(np.asarray(values, np.float64).ravel())[::-1]

@@ -137,7 +137,6 @@ class TiledAffinity(Affinity):
 
     @property
     def fused(self) -> bool:
-        """Whether by fused attention."""
         return self._sums.fused
 
     @property

@@ -224,7 +224,6 @@ class Continuation:
         return self.family.first.inner(v[0], w[0]) / self.size**2 + v[1] * w[1]
 
     def unit(self, v: Point) -> Point:
-        """Return a unit vector."""
         length = math.sqrt(self.inner(v, v))
         return v[0] / length, v[1] / length
 
@@ -260,7 +259,6 @@ class Continuation:
         raise LeftBranchError
 
     def tangent(self, x: Floats, q: float, along: Point) -> Point:
-        """Return the tangent that has a positive product with `along`."""
         zero = np.zeros_like(x)
         found = self.solved(x, q, along, zero, 1.0)
         if not np.isfinite(found[0]).all():
@@ -269,17 +267,14 @@ class Continuation:
         return found if self.inner(found, along) > 0 else (-found[0], -found[1])
 
     def spectrum(self, x: Floats, q: float, k: int) -> Spectrum:
-        """Return the rightmost eigenpairs, along one branch with or without those of translations."""
         return Spectrum.of(self.family.at(q), x, k, moved=self.moved)
 
     def on(self, x: Floats, q: float) -> Continuation:
-        """Return the continuation for a point, which tells whether patterns move."""
         equations = self.family.at(q)
         found = equations.neutral(x, ALMOST)
         return replace(self, moved=found.count > found.conserved)
 
     def stand(self, x: Floats, q: float, along: Point, before: Stand | None = None, corrections: int = 0) -> Stand:
-        """Return a point's stand."""
         spectrum = self.spectrum(x, q, self.k)
         self.family.rate = max(self.family.rate, spectrum.size)
         signs = np.sign(spectrum.values.real) * (np.abs(spectrum.values.real) > spectrum.errors)
@@ -309,7 +304,6 @@ class Continuation:
         return run._walk(first, [])
 
     def switched(self, point: BranchPoint, null: Floats, step: float | None) -> Branch:
-        """Return the branch along a null vector."""
         x, q = point._place
         along = (null / self.family.first.norm(null) * self.size, 0.0)
         share = self.inner(along, point._tangent)
@@ -540,7 +534,6 @@ def _settled(equations: Equations, null: Floats) -> Floats:
 
 
 def shown(values: NDArray[Any], k: int) -> NDArray[np.complex128]:
-    """Return k eigenvalues, filled up with NaN."""
     result = np.full(k, np.nan + 0j)
     result[: min(k, len(values))] = values[:k]
     return result

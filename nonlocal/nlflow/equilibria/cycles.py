@@ -165,7 +165,6 @@ class Shooting:
         self.flow = Variations(equations)
 
     def course(self, x: Floats, times: Any, tolerance: float) -> Floats:
-        """Return x at some times, shape (T, n)."""
         return self._integrated(x[:, None], times, tolerance)[..., 0]
 
     def _integrated(self, columns: Floats, times: Any, tolerance: float) -> Floats:
@@ -178,7 +177,6 @@ class Shooting:
         return np.asarray(found.u)
 
     def monodromy(self, x: Floats, period: float) -> tuple[Floats, Floats]:
-        """Return x after a period and its derivative."""
         columns = np.column_stack([x, np.eye(len(x))])
         last = self._integrated(columns, [0.0, period], _ROUGH)[-1]
         return last[:, 0], last[:, 1:]

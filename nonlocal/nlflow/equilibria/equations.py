@@ -32,7 +32,6 @@ _MOST, _RESTART = 2000, 80  # products of one linear system, and of one of its K
 
 
 def check_autonomous(flow: Any, name: str = "flow") -> Flow:
-    """Return a flow that may have equilibria, or raise `InputError`."""
     if not isinstance(flow, Flow):
         raise InputError(f"{name}: got {type(flow).__name__}, expected a flow, such as a GradientFlow with a reaction")
     if isinstance(flow, SphereFlow):
@@ -94,7 +93,6 @@ class Equations:
         return len(self.start)
 
     def of(self, flow: Flow) -> Self:
-        """Return another flow's equations."""
         result = copy.copy(self)
         result.flow, result._sure = check_autonomous(flow), False
         for name in ("invariants", "shifts"):
@@ -116,7 +114,6 @@ class Equations:
         )
 
     def of_time(self, t: float) -> Self:
-        """Return the equations at a time."""
         result = copy.copy(self)
         result.flow = self.flow.when(t)
         return result
@@ -137,7 +134,6 @@ class Equations:
         return np.asarray(to_numpy(signal), dtype=np.float64)[self.free]
 
     def shaped(self, v: Any) -> Any:
-        """Return a direction in the shape of the signal, 0 at held nodes."""
         full = np.zeros(self.free.shape, dtype=np.asarray(v).dtype)
         full[self.free] = v
         return full
@@ -154,7 +150,6 @@ class Equations:
 
     @property
     def root(self) -> Floats:
-        """Roots of `weights`, floored."""
         return np.asarray(np.sqrt(np.maximum(self.weights, self.weights.max(initial=0.0) * 1e-280)))
 
     # ---- F and its derivative
@@ -299,7 +294,6 @@ class Equations:
 
     @cached_property
     def shifts(self) -> list[int]:
-        """Axes along which the flow commutes with translations."""
         grid = self.flow.affinity.domain
         if not isinstance(grid, Grid) or grid.boundary != "periodic" or not self.free.all():
             return []
@@ -314,7 +308,6 @@ class Equations:
         return found
 
     def translations(self, x: Floats) -> list[Floats]:
-        """Return the derivatives of the signal along `shifts`."""
         if not self.shifts:
             return []
         result = []
@@ -331,7 +324,6 @@ class Equations:
         return result
 
     def neutral(self, x: Floats, within: float = _NEUTRAL) -> Neutral:
-        """Return the neutral directions at `x`: `invariants`, and translations that hardly move."""
         found = [a / self.norm(a) for a in self.invariants]
         conserved = len(found)
         translations = self.translations(x)
@@ -379,12 +371,10 @@ class Border:
 
     @classmethod
     def of(cls, equations: Equations, neutral: Neutral) -> Border:
-        """Return the border that leaves neutral directions as they are."""
         rows = (equations.weights[:, None] * neutral.columns).T
         return cls(neutral.columns, rows, np.zeros((neutral.count, neutral.count)))
 
     def and_parameter(self, column: Floats, row: Floats, corner: float) -> Border:
-        """Return the border with one more column and row."""
         k = len(self.corner)
         wide = np.zeros((k + 1, k + 1))
         wide[:k, :k], wide[k, k] = self.corner, corner
@@ -413,7 +403,6 @@ class Tangent:
         return self.equations.matrix(self.x)
 
     def times(self, v: Floats) -> Floats:
-        """Return J v, without the shift."""
         return self.matrix @ v if self.dense else self.equations.times(self.x, v)
 
     def solve(self, b: Floats, border: Border, d: Floats, rtol: float = 1e-10) -> Answer:

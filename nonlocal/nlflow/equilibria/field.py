@@ -464,7 +464,6 @@ class GaussianField:
 
 
 def check_energy(energy: Any, name: str = "energy") -> E:
-    """Return E with one fidelity, or one for each node, not of a batch; or raise `InputError`."""
     if isinstance(energy, J) and not isinstance(energy, E):
         raise InputError(
             f"{name}: got J, whose field is improper: constants have an infinite variance; expected E(affinity, f, "

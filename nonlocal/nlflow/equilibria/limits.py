@@ -84,7 +84,6 @@ class System:
     def solution(
         self, x: Floats, residual: float, iterations: int, method: str, rtol: float, error: float = 0.0
     ) -> Equilibrium:
-        """Return the limit from the free nodes of a solution (N, D)."""
         x = np.where(self.free[:, None], x, self.f)
         u = constant_like(((x + self._shift) * self._size).reshape(tuple(self._like.shape)), self._like)
         success, advice = verdict(residual, rtol, error)
@@ -307,7 +306,6 @@ def conserved(flow: LinearFlow, start: Any, rtol: float | None, maxiter: int) ->
 
 
 def check_frozen(flow: Any, *, constraint: bool = False) -> None:
-    """Raise `InputError` unless `flow` is linear with a frozen kernel."""
     if not isinstance(flow, LinearFlow):
         raise InputError(f"flow: got {type(flow).__name__}, expected a GradientFlow or an AttentionFlow")
     if flow.evolving:

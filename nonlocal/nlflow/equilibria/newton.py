@@ -53,7 +53,6 @@ class Search(Brief):
     def newton(
         self, maxiter: int, deflated: Deflation | None = None, *, bordered: bool = True, damped: bool = True
     ) -> bool:
-        """Return whether Newton's method reached F(x) = 0; where damped, each step lowers |F|."""
         equations, x = self.equations, self.x
         value = equations(x)
         for _ in range(maxiter):
@@ -91,7 +90,6 @@ class Search(Brief):
         return answer
 
     def transient(self, maxiter: int) -> bool:
-        """Return whether implicit Euler steps that grow as |F| falls reached F(x) = 0."""
         equations, x = self.equations, self.x
         value = equations(x)
         probe = np.random.default_rng(0).standard_normal(len(x))
@@ -234,7 +232,6 @@ class Deflation:
         self.equations, self.known, self.size = equations, known, size
 
     def nearest(self, x: Floats, other: Floats) -> Floats:
-        """Return the translation of a known equilibrium that is nearest to `x`."""
         axes = tuple(self.equations.shifts)
         if not axes:
             return other
@@ -261,7 +258,6 @@ class Deflation:
         return 1 / (1 - slope) if slope != 1 else 1.0
 
     def is_new(self, x: Floats) -> bool:
-        """Whether `x` is new."""
         return all(far > _SAME for far, _ in self._distances(x))
 
 

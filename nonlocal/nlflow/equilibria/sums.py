@@ -326,13 +326,11 @@ def _rule(diagonal: Floats, beside: Floats, size: float) -> tuple[Floats, Floats
 
 
 def half_width(values: Floats) -> Any:
-    """Return half the width of the 95 % interval of the mean over the last axis, by Student's t."""
     count = values.shape[-1]
     return students_t(count - 1) * values.std(axis=-1, ddof=1) / math.sqrt(count)
 
 
 def positive(a: Floats) -> Floats:
-    """Return eigenvalues of J beside that of constants, or raise `NumericalError` where one is 0."""
     if not a.min(initial=math.inf) > 1e-13 * a.max(initial=0.0):
         raise NumericalError(
             "affinity: it falls into parts that do not see each other, each with a mean of its own; take a wider "
@@ -342,7 +340,6 @@ def positive(a: Floats) -> Floats:
 
 
 def measure_of(energy: E) -> Floats:
-    """Return the measure of E, ``domain.shape``; `NumericalError` where d is out of range."""
     weights = np.asarray(energy.affinity.domain.weights, np.float64)
     if energy.measure == "l2":
         return weights

@@ -44,7 +44,6 @@ class Rows:
 
     @property
     def mixed(self) -> bool:
-        """Whether rows mix channels."""
         return self.pull is not None
 
     @classmethod
@@ -86,7 +85,6 @@ class Rows:
     def by_conjugate_gradients(
         self, measure: Array | float, maxiter: int, precondition: Map | None = None, measured: Map = lambda r: r
     ) -> Run:
-        """Return conjugate gradients in the inner product of a measure."""
         axes = (*self.axes, -1) if self.mixed else self.axes
 
         def inner(v: Array, w: Array) -> Array:

@@ -104,7 +104,6 @@ class Constraint:
 
 
 def as_constraint(affinity: Affinity, given: Any) -> Held | None:
-    """Return a constraint on an affinity, or None for None."""
     if given is None or isinstance(given, Held):
         return given
     if not isinstance(given, Constraint):
@@ -138,7 +137,6 @@ class Held:
         return len(self._order)
 
     def zeros(self, affinity: Affinity) -> Array:
-        """Return zeros with the channels and dtype of the values."""
         if self.timed:
             raise InputError("constraint: got values that depend on time, expected those of one moment for a minimizer")
         values, shape = self._given.values, self.mask.shape
@@ -161,15 +159,12 @@ class Held:
         return u if is_numpy(u) and np.array_equal(result, u) else result
 
     def values_of(self, u: Array) -> Array:
-        """Zero the free nodes."""
         return namespace(u).where(self._mask(u), u, 0 * u)
 
     def free(self, v: Array) -> Array:
-        """Zero the constrained nodes."""
         return namespace(v).where(self._mask(v), v.dtype.type(0) if is_numpy(v) else 0 * v, v)
 
     def given(self) -> list[Any]:
-        """Return what tells the constraint from others."""
         own = [self.mask.astype(np.float64)]
         return own if self.timed else [*own, np.asarray(to_numpy(self._given.values), dtype=np.float64)]
 
@@ -241,7 +236,6 @@ def _places(nodes: NDArray[Any], shape: tuple[int, ...], size: int) -> tuple[NDA
 
 
 def components_of(affinity: Affinity) -> NDArray[Any] | None:
-    """Return the number of each node's connected component; None where it is not known."""
     from scipy.sparse.csgraph import connected_components
 
     if affinity.domain.leading:

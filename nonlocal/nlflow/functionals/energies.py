@@ -434,7 +434,6 @@ class E(J):
 
 
 def check_shape(name: str, signal: Array, observed: Array) -> Array:
-    """Return a signal of the observed shape, or raise `InputError`."""
     if tuple(signal.shape) != tuple(observed.shape):
         raise InputError(
             f"{name}: got shape {tuple(signal.shape)}, expected {tuple(observed.shape)}, that of the observed signal"

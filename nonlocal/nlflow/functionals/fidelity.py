@@ -129,7 +129,6 @@ class NodeFidelity(Fidelity):
 
 
 def checked_method(fidelity: Fidelity, method: str, *arguments: Any) -> Fidelity:
-    """Return what a method of a fidelity returns, or raise `InputError`."""
     try:
         made = getattr(fidelity, method)(*arguments)
     except NlflowError:
@@ -146,7 +145,6 @@ def checked_method(fidelity: Fidelity, method: str, *arguments: Any) -> Fidelity
 
 
 def check_exponent(exponent: float, like: Array) -> None:
-    """Raise `NumericalError` when a fidelity over a degree overflows."""
     if exponent > math.log(float(namespace(like).finfo(like.dtype).max)):
         raise NumericalError(
             "degree: so small at some node that fidelity / degree overflows; use measure='degree', or scale the "
@@ -351,7 +349,6 @@ _HINT = "0 switches the term off; to hold values exactly, give a constraint=Cons
 
 
 def as_fidelity(given: Any, observed: Array, affinity: Affinity) -> Fidelity:
-    """Return a fidelity operator for an observed signal, or raise `InputError`; see `nlflow.E`."""
     shape = affinity.domain.shape
     if isinstance(given, MatrixFidelity):
         _check_matrices((*given.nodes, given.width, given.width), observed, shape)

@@ -205,7 +205,6 @@ def _checked(result: Any, shape: tuple[int, ...], what: str) -> Array:
 
 
 def checked_shape(name: str, value: Any) -> tuple[int, ...]:
-    """Return sizes >= 1."""
     sizes = value if isinstance(value, tuple | list) else (value,)
     try:
         shape = tuple(int(n.__index__()) for n in sizes)

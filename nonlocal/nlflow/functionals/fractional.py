@@ -84,7 +84,6 @@ class Capacitance:
 
     @property
     def size(self) -> int:
-        """Nodes of the strip; 0 where it is left out."""
         return 0 if self._factor is None else len(self._strip)
 
     def _green(self, values: NDArray[Any], nodes: NDArray[np.intp]) -> NDArray[Any]:

@@ -38,7 +38,6 @@ def error_allowed(rtol: float) -> float:
 
 
 def verdict(residual: float, rtol: float, error: float = 0.0) -> tuple[bool, str]:
-    """Return whether a residual and an error are within what `rtol` allows, and what to add to the message if not."""
     if not residual <= rtol * 1.0001:
         return False, f", above rtol={rtol:g}: raise maxiter or rtol, or use a larger fidelity"
     if not error <= error_allowed(rtol):
@@ -229,7 +228,6 @@ class Lanczos:
         self._beside: Array | None = None  # the last of `betas`
 
     def step(self) -> bool:
-        """Take a step; return whether any is left."""
         now = self.basis[-1]
         xp = namespace(now)
         w = self._operator(now)
@@ -254,12 +252,10 @@ class Lanczos:
         return bool((row[1] > 0).any())
 
     def eigen(self, system: int) -> tuple[Floats, Floats]:
-        """Return eigenvalues and eigenvectors of T."""
         alphas, betas = self.tridiagonal(system)
         return eigen_tridiagonal(alphas, betas[:-1])
 
     def tridiagonal(self, system: int) -> tuple[Floats, Floats]:
-        """Return T's diagonals, with b last."""
         alphas = np.array([alpha[system] for alpha in self.alphas])
         betas = np.array([beta[system] for beta in self.betas])
         ends = np.flatnonzero(betas == 0)

@@ -270,5 +270,4 @@ METRICS = MEASURES = ("l2", "degree")
 
 
 def as_metric(given: str | Metric) -> Metric:
-    """Return the metric of a name, or raise `InputError`."""
     return given if isinstance(given, Metric) else _KNOWN[check_choice("metric", given, tuple(_KNOWN))]

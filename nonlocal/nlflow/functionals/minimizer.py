@@ -58,7 +58,6 @@ class Minimizer(Brief):
 def minimize(
     affinity: Affinity, fidelity: Fidelity, f: Array, start: Array | None, *, rtol: float, maxiter: int, name: str
 ) -> Minimizer:
-    """The minimizer of E."""
     xp = namespace(f)
     measure = over_channels(affinity.measure("degree", f, by_item=True), f)
     axes = tuple(range(len(affinity.domain.shape)))
@@ -134,7 +133,8 @@ def minimize_held(
         raise InputError("constraint: got values that depend on time, expected those of one moment for a minimizer")
     if name == "transform":
         raise InputError(
-            "preconditioner: got 'transform', expected 'auto', 'diagonal', 'multigrid' or 'direct' with a constraint"
+            "preconditioner: got 'transform', expected 'auto', 'diagonal', 'multigrid', 'direct', 'graph' or 'sweeps' "
+            "with a constraint"
         )
     xp, axes = namespace(f), tuple(range(len(affinity.domain.shape)))
     held.check_reached(affinity, _determined(fidelity, f, affinity.domain.shape))
@@ -175,7 +175,10 @@ def minimize_source(
 ) -> Minimizer:
     """Return the minimizer u of J(u) - sum_i w_i s_i . u_i, with mean 0 in the degree measure."""
     if name == "transform":
-        raise InputError("preconditioner: got 'transform', expected another one with a source")
+        raise InputError(
+            "preconditioner: got 'transform', expected 'auto', 'diagonal', 'multigrid', 'direct', 'graph' or 'sweeps' "
+            "with a source"
+        )
     xp, shape = namespace(source), affinity.domain.shape
     axes = tuple(range(len(shape)))
     parts = _parts(affinity, source)

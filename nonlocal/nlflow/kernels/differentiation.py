@@ -31,7 +31,6 @@ def derivative(a: Expression, by: Expression = SQUARED) -> Expression:
 
 
 def substituted(a: Expression, value: float) -> Expression:
-    """Return an expression with a number in place of `PARAMETER`."""
     known: dict[Expression, Expression] = {}
 
     def made(a: Expression) -> Expression:

@@ -56,7 +56,6 @@ class Expression:
 
     @cached_property
     def key(self) -> tuple[Any, ...]:
-        """What expressions that are written alike have in common."""
         return (self.operation, self.value, *(term.key for term in self.terms))
 
     def __array_namespace__(self, api_version: str | None = None) -> Any:
@@ -152,12 +151,10 @@ class Expression:
 
     @property
     def positive(self) -> bool:
-        """Whether it is proved to be > 0 everywhere."""
         return self.signs == POSITIVE
 
     @property
     def nonnegative(self) -> bool:
-        """Whether it is proved to be >= 0 everywhere."""
         return not self.signs & NEGATIVE
 
     @cached_property
@@ -197,12 +194,10 @@ def _rounded(value: Fraction, exponent: int) -> Fraction:
 
 
 def out_of_range() -> InputError:
-    """Return the refusal of a number that no float comes near."""
     return InputError("kernel: its formula has a number that overflows, or is too small for one; scale it")
 
 
 def as_float(value: Number) -> float:
-    """Return a number as a float, or raise `InputError`."""
     try:
         return float(value)
     except OverflowError:
@@ -210,7 +205,6 @@ def as_float(value: Number) -> float:
 
 
 def as_expression(value: Any) -> Expression:
-    """Return a number as an expression; an expression as it is."""
     if isinstance(value, Expression):
         return value
     if isinstance(value, Fraction | int):

@@ -36,7 +36,6 @@ def called(function: Callable[[Any], Any], symbol: Expression, refusal: str, rem
 
 
 def weight(log: Expression) -> Expression:
-    """Return exp of an expression."""
     # Powers stand in place of exponentials of logarithms, and 2^x in place of exp(x).
     return base_two(_joined(*_factors(simplified(log))))
 
@@ -63,7 +62,6 @@ def _factors(log: Expression, times: Number = Fraction(1)) -> tuple[Expression, 
 
 
 def base_two(a: Expression) -> Expression:
-    """Return an expression with powers of two for exponentials."""
     # Powers that can be > 1 are another operation.
     terms = tuple(base_two(term) for term in a.terms)
     if a.operation == "exp":

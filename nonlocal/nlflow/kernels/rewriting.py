@@ -47,7 +47,6 @@ def _made(a: Expression, terms: tuple[Expression, ...]) -> Expression:
 
 
 def add(a: Expression, b: Expression) -> Expression:
-    """Return a + b."""
     if a.is_number and b.is_number:
         return _folded(lambda x, y: x + y, a, b)
     if a.is_number:
@@ -177,7 +176,6 @@ def _add_up(base: Expression, first: Fraction, second: Fraction) -> bool:
 
 
 def power(a: Expression, exponent: Number) -> Expression:
-    """Return a power of a."""
     if isinstance(exponent, float):
         raise InputError("kernel: its formula has an infinite power")
     if exponent == 0:
@@ -224,7 +222,6 @@ def absolute(a: Expression) -> Expression:
 
 
 def where(condition: Expression, a: Expression, b: Expression) -> Expression:
-    """Return a where the condition holds, else b."""
     return a if a is b else Expression("where", (condition, a, b))
 
 
@@ -266,7 +263,6 @@ def _comparison(operation: str) -> Callable[[Expression, Expression], Expression
 
 
 def compared(operation: str, a: Expression, b: Expression) -> Expression:
-    """Return a < b (``lt``) or a <= b (``le``)."""
     return _comparison(operation)(a, b)
 
 

@@ -106,7 +106,6 @@ class Choice:
                 self._sweeps.limit(_SWEEPS * self._pays)
 
     def again(self) -> None:
-        """For another right-hand side."""
         self._open = False
         if self._sweeps is not None:
             self._sweeps.again()
@@ -118,7 +117,6 @@ class Choice:
         return taken
 
     def reconsider(self, done: int, residual: float) -> Operator | None:
-        """Return multigrid where the residual falls so slowly that it pays."""
         before, self._before = self._before, (done, residual)
         if done == 0 or not self._open:
             return None
@@ -165,7 +163,6 @@ class Choice:
 
 
 def has_transform(affinity: Affinity) -> bool:
-    """Whether a transform diagonalizes P."""
     grid = affinity.domain
     if affinity.method not in ("stencil", "convolution") or not isinstance(grid, Grid):
         return False
@@ -173,19 +170,16 @@ def has_transform(affinity: Affinity) -> bool:
 
 
 def has_multigrid(affinity: Affinity) -> bool:
-    """Whether few edges are listed."""
     if affinity.method not in ("stencil", "sparse"):
         return False
     return affinity.symmetric and affinity._edge_bound() <= PAIRS * affinity.domain.size
 
 
 def setup_bytes(affinity: Affinity) -> int:
-    """Return about multigrid's peak memory in bytes."""
     return 30 * affinity._edge_bound()
 
 
 def is_graph(affinity: Affinity) -> bool:
-    """Whether its graph is given."""
     return isinstance(affinity, SparseAffinity) and affinity.symmetric
 
 

@@ -57,7 +57,6 @@ def _largest(graph: Sparse) -> Floats:
 
 
 def split(matrix: Sparse) -> tuple[Floats, Sparse]:
-    """Return the diagonal of a coarse matrix, 1 where it is not positive, and minus what is beside it."""
     diagonal = matrix.diagonal()
     graph = -matrix
     for strip, rows, columns, _ in _strips(graph):
@@ -67,7 +66,6 @@ def split(matrix: Sparse) -> tuple[Floats, Sparse]:
 
 
 def jacobi(matrix: Sparse, diagonal: Floats) -> Floats:
-    """Return the factor of Jacobi's method; entries beside the diagonal of a coarse matrix may be positive."""
     size = _row_sums(abs(matrix)) / diagonal
     return np.asarray(DAMPING * min(1.0, 2 / float(size.max())) / diagonal[:, None])
 
@@ -103,7 +101,6 @@ def _coarse_nodes(graph: Sparse, diagonal: Floats, beside: Floats) -> NDArray[np
 
 
 def interpolation(graph: Sparse, diagonal: Floats) -> Sparse:
-    """From the coarse nodes."""
     from scipy.sparse import csr_array
 
     count = len(diagonal)
@@ -131,7 +128,6 @@ def interpolation(graph: Sparse, diagonal: Floats) -> Sparse:
 
 
 def galerkin(graph: Sparse, diagonal: Floats, up: Sparse) -> Sparse:
-    """Return P^T (diag - graph) P, in strips of rows."""
     from scipy.sparse import csr_array, diags_array
 
     down = up.T.tocsr()

@@ -45,11 +45,9 @@ class Sweeps:
         self._free = np.ascontiguousarray((self._root > 0) if held is None else (self._root > 0) & ~held)
 
     def again(self) -> None:
-        """For another right-hand side."""
         self._first, self._pays = None, math.inf
 
     def limit(self, ahead: float) -> None:
-        """Limit what lies ahead."""
         self._pays = ahead
 
     def __call__(self, r: NDArray[Any]) -> NDArray[Any]:

@@ -28,7 +28,6 @@ class Diagonal:
         self.rest = 1 - np.minimum(spectrum.reshape(_symbol_shape(grid)), 1.0)  # eigenvalues of I - P
 
     def forward(self, v: NDArray[Any]) -> NDArray[Any]:
-        """Return the transform in double precision."""
         # Rounding of the large parts must not get into those that are multiplied by 1 / phi.
         v64 = v.astype(np.float64, copy=False)
         options: dict[str, Any] = {"axes": self._axes, "workers": cores()}
@@ -58,7 +57,6 @@ class Diagonal:
         return counts
 
     def power(self, image: NDArray[Any]) -> Floats:
-        """Return what each of `rest` has of the sum of squares of a signal."""
         power = np.abs(image) ** 2 / math.prod(self._shape)
         if not self._cosine:
             counts = self.multiplicities

@@ -18,7 +18,6 @@ from nlflow.functionals.misfits import KullbackLeibler, Misfit, Squares
 
 
 def edge_loop(name: str, dtype: Any = np.float64) -> Any:
-    """Return a compiled loop over edges, without loading numba before."""
     from nlflow.backends.numba.edges import loop
 
     return loop(name, np.dtype(dtype).name)
@@ -39,12 +38,10 @@ class Graph:
 
     @cached_property
     def heads(self) -> NDArray[Any]:
-        """Node i of edges."""
         return np.repeat(np.arange(len(self.starts) - 1), np.diff(self.starts))
 
     @cached_property
     def reverse(self) -> NDArray[np.int64]:
-        """Number of edge j -> i."""
         return np.asarray(self._with(np.arange(len(self))).T.tocsr().data)
 
     @cached_property
@@ -53,7 +50,6 @@ class Graph:
         return np.asarray(self._sparse.sum(axis=1, dtype=np.float64)).ravel()
 
     def lengths(self, u: Floats) -> Floats:
-        """Edge lengths |u_i - u_j|."""
         out = np.empty(len(self))
         edge_loop("edge_lengths")(self.starts, self.ends, u, out)
         return out

@@ -68,7 +68,6 @@ class Problem:
         )
 
     def hessian(self, u: Floats, smoothing: float) -> tuple[Callable[[Floats], Floats], Floats]:
-        """Return the Hessian's product, and about its diagonal."""
         jp, graph = self.jp, self.jp.graph
         x = jp.slopes(u)
         lagged, curved = self._curves(x, smoothing)
@@ -99,7 +98,6 @@ class Problem:
         return product, diagonal
 
     def follow(self, u: Floats, step: Floats, smoothing: float) -> None:
-        """Move the dual field along."""
         slope = self.misfit.slopes(u, self.f, smoothing)[0]
         self.dual = np.clip(slope + self.misfit.bent(u, self.f, smoothing, self.dual) * step, -1, 1)
 

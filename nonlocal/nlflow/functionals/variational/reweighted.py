@@ -32,7 +32,6 @@ class Iterate:
 
 
 def quadratic_step(jp: Jp, factors: Floats, f: Floats, fidelity: Floats, start: Floats) -> Minimizer:
-    """Return the minimizer of the reweighted J + 1/2 sum_i w_i fidelity_i |u_i - f_i|^2."""
     shape = (*jp.affinity.domain.shape, -1)
     e = E(jp.graph.affinity(jp.on_edges(factors)), f.reshape(shape), fidelity.reshape(shape[:-1]))
     return e.minimizer(start=start.reshape(shape))
