@@ -88,3 +88,15 @@ def test_roots_and_chains_without_one():
         MarkovChain.from_graph(np.kron(np.eye(2), np.ones((3, 3)))).pseudotime(0)
     with pytest.raises(InputError, match="not reversible"):
         MarkovChain.from_graph(np.random.default_rng(0).random((9, 9))).pseudotime(0, modes=4)
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_branches_need_three_states(n):
+    with pytest.raises(InputError, match=f"branching: got a chain of {n} states, expected at least 3"):
+        MarkovChain.from_graph(np.ones((n, n))).pseudotime(0, branching=True)
+
+
+@pytest.mark.parametrize("k", [np.ones((3, 3)), np.diag([1.0, 1, 1, 1], 1) + np.diag([1.0, 1, 1, 1], -1) + np.eye(5)])
+def test_tips_are_three_nodes_where_all_lie_on_a_line(k):
+    found = MarkovChain.from_graph(k).pseudotime(0, modes=2, branching=True)
+    assert len(set(found.tips.tolist())) == 3

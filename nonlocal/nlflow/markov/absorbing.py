@@ -35,7 +35,7 @@ _FAR = 100.0  # a bound so many times too large is that of a residual which is t
 
 @dataclass(frozen=True)
 class Way:
-    """A way to solve A x = r: its name, and the function of r and a relative residual."""
+    """A solver of A x = r to a relative residual."""
 
     name: str
     solve: Callable[[Floats, float], Floats]
@@ -53,10 +53,7 @@ class Found:
 
 
 class Killed:
-    """A = diag(left) - rates of walks that end, applied as sum_j rates_ij (x_i - x_j) + killed_i x_i.
-
-    `rounded` is the size of what `killed` >= 0 is the difference of.
-    """
+    """A = diag(left) - rates of walks that end, applied as sum_j rates_ij (x_i - x_j) + killed_i x_i."""
 
     def __init__(self, rates: Sparse, killed: Floats, rounded: Floats | None = None) -> None:
         from scipy.sparse import csr_array
@@ -84,7 +81,6 @@ class Killed:
         return out
 
     def rounding(self, x: Floats, b: Floats) -> Floats:
-        """Return a bound of what rounding leaves of b - A x."""
         flows = self._over_edges("edge_changes", x) + self._rounded[:, None] * np.abs(x)
         return _EPS * self._terms * (flows + np.abs(b))
 
@@ -124,15 +120,13 @@ class Averaged:
         return np.asarray(self._average(values)[self._inside])
 
     def rounding(self, x: Floats, b: Floats) -> Floats:
-        """See `Killed.rounding`."""
         return self._eps * (np.abs(x) + np.abs(self._moved(np.abs(x))) + np.abs(b))
 
 
 def refined(a: Killed | Averaged, b: Floats, way: Way, exact: float = EXACT) -> Found | None:
     """Return the x >= 0 with A x = b >= 0, (N, k), by refinement with about A^-1; None where its digits are not proved.
 
-    A^-1 >= 0, so the error is at most A^-1 |r| of the residual r, rounding included, and at most w where A w >= |r|. x
-    is kept as a sum of two floats, since the rounding of one moves r by more than it moves x.
+    A^-1 >= 0, so the error is at most A^-1 |r| of the residual r, rounding included, and at most w where A w >= |r|.
     """
     high, low = np.zeros_like(b), np.zeros_like(b)
     left, size = b.copy(), np.abs(b).max(axis=0)
@@ -191,10 +185,7 @@ def _proved(a: Killed | Averaged, way: Way, exact: float, known: tuple[Floats, F
 
 
 def balanced_law(moves: Any, law: Floats) -> Floats:
-    """Return the stationary law of an irreducible chain from one that is near it.
-
-    The shares pi_i / law_i are 1 in the likeliest state and solve x = b + R x elsewhere, R_ij = law_j P_ji / law_i.
-    """
+    """Return the stationary law of an irreducible chain from one that is near it."""
     from scipy.sparse import csr_array
 
     listed = csr_array(moves).tocoo()

@@ -23,7 +23,6 @@ _THREADS = 2**22  # bytes that threads and their buffers hold: up to 5 MB were s
 
 
 def needed_bytes(moves: int, states: int, columns: int) -> int:
-    """Return the bytes of `Aggregation` at most."""
     from nlflow.backends.numba.chains import width_of
 
     vectors = (_RESTART + _BESIDE) * width_of(columns) + _OWN * columns
@@ -31,10 +30,9 @@ def needed_bytes(moves: int, states: int, columns: int) -> int:
 
 
 class Aggregation:
-    """About the inverse of A = diag(left) - rates, of walks that end, for many systems at once.
+    """A preconditioner of A = diag(left) - rates for walks that end (Notay 2012, doi 10.1137/110835347).
 
-    Rates between aggregates are added up, so that nothing is subtracted (Notay 2012, doi 10.1137/110835347). Put those
-    states first that are near the ends of walks: sweeps are quick then.
+    Put those states first that are near the ends of walks: sweeps are quick then.
     """
 
     def __init__(self, rates: Sparse, killed: Floats, left: Floats, dtype: str) -> None:

@@ -34,22 +34,16 @@ from nlflow.markov.walks import Positions, Walks
 class MarkovChain(Transitions):
     """The chain that moves from node i to node j with probability P_ij = w_j k_ij / d_i.
 
-    P is the averaging operator of an affinity (arXiv 2312.00751, section 3). States are the nodes of the domain,
-    numbered in C order.
+    States are the nodes of the domain, numbered in C order (arXiv 2312.00751, section 3).
 
     Parameters
     ----------
     affinity : Affinity
-        Used as it is, not symmetrized.
+        Not symmetrized.
     laziness : float
-        Probability in [0, 1) to stay at each move, on top of P: the operator is laziness I + (1 - laziness) P.
+        In [0, 1): the operator is laziness I + (1 - laziness) P.
     memory_limit : float, optional
-        Bytes that the matrix and what is computed with it may take; by default that of `nlflow.errors.memory_limit`.
-
-    Raises
-    ------
-    InputError
-        For something else than an affinity, or a laziness outside [0, 1).
+        Bytes; by default that of `nlflow.errors.memory_limit`.
 
     Examples
     --------
@@ -71,14 +65,14 @@ class MarkovChain(Transitions):
         Parameters
         ----------
         transitions : array or scipy.sparse array of shape (N, N), or annotated data
-            P_ij >= 0 from row to column. Of annotated data (anything with `obsp`, as AnnData has) the matrix `key`.
+            P_ij >= 0 from row to column.
         key : str, optional
-            Of annotated data.
+            Name of a matrix in ``obsp`` of annotated data.
         rtol : float
             By how much the sum of a row may differ from 1; rows are divided by their sums.
         balance : float, optional
-            Largest relative difference of pi_i P_ij and pi_j P_ji; their mean takes the place of both. Without it the
-            chain is taken as it is.
+            Largest relative difference of pi_i P_ij and pi_j P_ji, which are then replaced by their mean; without it
+            the chain is taken as it is.
         laziness, memory_limit : float
             As of the class.
 
@@ -101,13 +95,13 @@ class MarkovChain(Transitions):
     ) -> MarkovChain:  # fmt: skip
         """Return the likeliest chain of counts c_ij of moves from i to j.
 
-        With ``reversible=True`` of those in detailed balance (Prinz et al. 2011, doi 10.1063/1.3565032;
+        With ``reversible=True`` it is the likeliest in detailed balance (Prinz et al. 2011, doi 10.1063/1.3565032;
         Trendelkamp-Schroer et al. 2015, doi 10.1063/1.4934536); else P_ij = c_ij / sum_j c_ij.
 
         Parameters
         ----------
         counts : array or scipy.sparse array of shape (N, N), or annotated data
-            >= 0. Of annotated data the matrix `key` of `obsp`.
+            >= 0.
         key, laziness, memory_limit
             As `from_transitions`.
         reversible : bool
@@ -132,9 +126,9 @@ class MarkovChain(Transitions):
         Parameters
         ----------
         graph : Affinity, annotated data, or what `affinity_from_graph` takes
-            Of annotated data (with `obsp`, as AnnData has) the matrix `key`, "connectivities" by default.
         key : str, optional
-            Of annotated data, or the attribute of networkx' edges that has the weight.
+            Name of a matrix in ``obsp`` of annotated data, "connectivities" by default, or of the attribute of
+            networkx' edges that has the weight.
         laziness, memory_limit : float
             As of the class.
 
@@ -151,18 +145,18 @@ class MarkovChain(Transitions):
         """Return diffusion pseudotime of each node from a root, and the branches on the way.
 
         dpt(i, j)^2 = sum_{l >= 1} (mu_l / (1 - mu_l))^2 (psi_l(i) - psi_l(j))^2 with the eigenpairs of pi^1/2 P
-        pi^-1/2, the constant mode left out (Haghverdi et al. 2016, doi 10.1038/nmeth.3971; scanpy adds it).
+        pi^-1/2, the constant mode left out (Haghverdi et al. 2016, doi 10.1038/nmeth.3971).
 
         Parameters
         ----------
         root : int
             Node number.
         modes : int
-            How many of the leading modes, with the constant one, are summed; at most N, and N - 1 beyond 1000 states.
+            How many of the leading modes are summed, the constant one counted; of larger numbers all that there are.
         branching : bool
             Find three tips and their branches.
         rtol : float, optional
-            Of the modes; see `modes`.
+            As of `MarkovChain.modes`.
 
         Returns
         -------
@@ -171,15 +165,18 @@ class MarkovChain(Transitions):
         Raises
         ------
         InputError
-            For a chain that is not reversible, or not irreducible, and a root that does not exist.
+            For a chain that is not reversible, or not irreducible, a root that does not exist, and for branches of
+            fewer than 3 states.
         """
         root = check_integer("root", root, minimum=0)
         if root >= self.states:
             raise InputError(f"root: got node {root}, expected one of 0 to {self.states - 1}")
         self.require_unique("pseudotime")
+        if check_flag("branching", branching) and self.states < 3:
+            raise InputError(f"branching: got a chain of {self.states} states, expected at least 3, one for each tip")
         most = self.states if self.states <= DENSE_STATES else self.states - 1  # see `modes`
         count = min(check_integer("modes", modes, minimum=2), most)
-        found = pseudotime(self.modes(count, rtol=rtol), self._law.of_parts, root, check_flag("branching", branching))
+        found = pseudotime(self.modes(count, rtol=rtol), self._law.of_parts, root, branching)
         branches = None if found.branches is None else found.branches.reshape(self._moves.shape)
         distances = found.distances.reshape(-1, *self._moves.shape)
         return replace(found, times=self._shaped(found.times), distances=distances, branches=branches)
@@ -194,15 +191,16 @@ class MarkovChain(Transitions):
         """Return the probability that a walker from each node meets the target before the source.
 
         q = 0 on the source, 1 on the target, (Pq)_i = q_i elsewhere (E and Vanden-Eijnden 2006, doi
-        10.1007/s10955-005-9003-9). O(N^3) up to 1000 states. Beyond, relative errors are at most 1e-10 for graphs and
-        1e-6 for other symmetric k (1e-3 in float32); those of entries below 1e-3 of the largest are relative to that.
+        10.1007/s10955-005-9003-9). O(N^3) up to 1000 states, and beyond for k that is neither symmetric nor a graph's.
+        Else relative errors are at most 1e-10 for graphs and 1e-6 for other k (1e-3 in float32), where q is above 1e-3.
 
         Parameters
         ----------
         source, target : int, array of int, or array of bool of shape ``domain.shape``
             Nodes, without one in common.
         backward : bool
-            Return the probability that a walker who is at a node in the long run came from the source last.
+            Return the probability that a walker in the long run who is at a node came from the source last, not from
+            the target.
 
         Returns
         -------
@@ -227,8 +225,7 @@ class MarkovChain(Transitions):
     def absorption(self, targets: Mapping[Any, Any] | Sequence[Any]) -> Absorption:
         """Return the probabilities that walkers from each node end in each of K targets (fates), and when they end.
 
-        X = R + Q X and t = 1 + Q t, with the moves Q between the other nodes and R to the targets. Errors are those of
-        `committor`, beyond 1000 states relative to the largest entry of a column.
+        X = R + Q X and t = 1 + Q t, with the moves Q between the other nodes and R to the targets.
 
         Parameters
         ----------
@@ -246,7 +243,6 @@ class MarkovChain(Transitions):
         NumericalError
             As `committor`.
         MemoryLimitError
-            Where the systems need more than the limit.
 
         Warns
         -----
@@ -275,7 +271,7 @@ class MarkovChain(Transitions):
         return replace(found, probabilities=found.probabilities.reshape(*shape, -1), times=found.times.reshape(shape))
 
     def hitting_times(self, target: Any) -> Floats:
-        """Return the mean number of moves until a walker from each node comes to the target first.
+        """Return the mean number of moves until a walker from each node first meets the target.
 
         h = 0 on the target, h = 1 + Ph elsewhere; infinite where walks may end without meeting it.
 
@@ -286,7 +282,7 @@ class MarkovChain(Transitions):
         Returns
         -------
         array of shape ``domain.shape``
-            float64, with errors as of `committor`.
+            float64.
 
         Raises
         ------
@@ -298,7 +294,7 @@ class MarkovChain(Transitions):
         return self._shaped(self._passages.times(self._nodes("target", target)))
 
     def mean_first_passage_time(self, source: Any, target: Any) -> float:
-        """Return the mean of `hitting_times` over the source, weighed by pi.
+        """Return the mean of `hitting_times` over the source nodes, weighted by pi.
 
         Raises
         ------
@@ -444,16 +440,15 @@ class MarkovChain(Transitions):
     def walk(self, start: Any, steps: int, walkers: int, *, rng: Any = None, record: bool = False) -> Positions:
         """Simulate independent walkers.
 
-        The same `rng` gives the same walks for any number of threads. The first call builds tables in O(N^2) time and
-        memory, or O(edges) for a graph. Probabilities are drawn to within 2^-32, those of a graph to roundings.
+        The same seed gives the same walks for any number of threads. The first call builds tables in O(N^2) time and
+        memory, or O(edges) for a graph.
 
         Parameters
         ----------
         start : int, array of int of shape (walkers,), or array of float of shape ``domain.shape``
-            Node number for all, one for each, or the law to draw it from.
+            Node number for all, one for each, or probabilities of the nodes.
         steps, walkers : int
         rng : seed or numpy.random.Generator, optional
-            Through `numpy.random.default_rng`.
         record : bool
             Return all positions.
 

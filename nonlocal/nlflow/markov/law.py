@@ -42,7 +42,7 @@ _LAWS: dict[int, Floats] = {}
 
 
 class StationaryLaw:
-    """The long run of a walker, with which the laziness has nothing to do."""
+    """The long run of a walker, which no laziness changes."""
 
     def __init__(self, moves: Moves) -> None:
         self.moves, self.affinity, self.states = moves, moves.affinity, moves.states
@@ -74,14 +74,12 @@ class StationaryLaw:
 
     @property
     def misfit(self) -> str:
-        """Fluxes' imbalance in words."""
         if self._balance is None:
             return ""
         return f" (pi_i P_ij and pi_j P_ji differ by up to {self._balance.misfit:.2g} relative)"
 
     @property
     def balanced(self) -> bool:
-        """Whether the fluxes of many states agree up to rounding."""
         return self._balance is not None and self._balance.misfit <= _ROUNDING
 
     @cached_property
@@ -100,7 +98,6 @@ class StationaryLaw:
 
     @property
     def mass(self) -> Floats:
-        """w_i d_i / sum_j w_j d_j."""
         measure = self.affinity.measure("degree", self.affinity.log_degree)
         return np.asarray(to_numpy(measure), dtype=np.float64).ravel()
 
@@ -136,7 +133,7 @@ class StationaryLaw:
 
     @cached_property
     def of_parts(self) -> Floats:
-        """A stationary law: of several closed classes one in which each has the share of its states."""
+        """Some stationary law where there are several."""
         if self.affinity.symmetric:
             return self.mass
         law, ends = np.zeros(self.states), sum(map(len, self.moves.closed))
@@ -197,7 +194,6 @@ def _farthest(law: StationaryLaw, laws: Floats) -> float:
 
 
 def distances(law: StationaryLaw, steps: int, laws: Iterator[Floats] | None) -> Floats:
-    """Return those after 0 ... `steps` moves from a start, or from the worst node."""
     if laws is not None:
         return np.array([_farthest(law, moved.reshape(1, -1)) for moved in islice(laws, steps + 1)])
     matrix, reached = law.moves.matrix(), np.eye(law.states)
@@ -209,10 +205,8 @@ def distances(law: StationaryLaw, steps: int, laws: Iterator[Floats] | None) -> 
 
 
 def mixing_time(law: StationaryLaw, eps: float, laws: Iterator[Floats] | None) -> int:
-    """Return the first k within `eps` of pi from a start, or from the worst node.
-
-    Small chains have distances that equal an `eps` such as 1/4 before rounding, so they may pass it by that.
-    """
+    """See `MarkovChain.mixing_time`."""
+    # Small chains have distances that equal an `eps` such as 1/4 before rounding, so they may pass it by that.
     within = eps + min(1e-6 if law.moves.single else SMALLEST_DISTANCE, eps / 4)
     if laws is not None:
         for k, moved in enumerate(islice(laws, PATIENCE + 1)):
@@ -241,17 +235,14 @@ def mixing_time(law: StationaryLaw, eps: float, laws: Iterator[Floats] | None) -
 
 @dataclass(frozen=True)
 class Balance:
-    """The law that detailed balance gives to each communicating class, by its logarithm.
-
-    `misfit` is the largest relative difference of pi_i P_ij and pi_j P_ji, infinite where some move has no way back.
-    """
+    """The law that detailed balance gives to each communicating class, by its logarithm."""
 
     logs: Floats
-    misfit: float
+    misfit: float  # largest relative difference of pi_i P_ij and pi_j P_ji, infinite where a move has no way back
     parts: NDArray[np.int32]
 
     def fluxes(self, moves: Sparse, domain: Domain) -> SparseAffinity | None:
-        """Return pi_i P_ij as an affinity; None where floats do not hold it."""
+        """Return pi_i P_ij as an affinity; None where it underflows."""
         from scipy.sparse import csr_array
 
         rows = np.repeat(np.arange(len(self.logs)), np.diff(moves.indptr))
@@ -265,11 +256,7 @@ class Balance:
 
 
 def balance(moves: Any) -> Balance:
-    """Return what detailed balance says of listed moves.
-
-    log pi_j = log pi_i + log P_ij - log P_ji along a breadth-first tree, by ways that double their length: n edges have
-    log2 n roundings.
-    """
+    """Follow log pi_j = log pi_i + log P_ij - log P_ji along a breadth-first tree of listed moves."""
     from scipy.sparse import csr_array
     from scipy.sparse.csgraph import breadth_first_order, connected_components
 
@@ -320,7 +307,6 @@ def balanced(moves: Floats | Sparse, law: Floats, rtol: float, smallest: float) 
 
 
 def left_eigenvector(push: Callable[[Floats], Floats], states: int) -> Floats:
-    """Return the left eigenvector at 1 as a law, by Arnoldi iteration."""
     from scipy.sparse.linalg import ArpackError, ArpackNoConvergence
 
     advice = "the chain is reducible or mixes too slowly; use a wider kernel, or fewer states"

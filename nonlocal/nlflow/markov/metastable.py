@@ -22,7 +22,7 @@ _CONSTANT = 1e-6  # what the constant may lack
 
 @dataclass(frozen=True, repr=False)
 class MetastableSets(Brief):
-    """What PCCA+ or GPCCA finds.
+    """Sets of states, and how they were found.
 
     Attributes
     ----------
@@ -37,9 +37,9 @@ class MetastableSets(Brief):
     crispness : float
         1/m sum_a <chi_a, chi_a> / <chi_a, 1> in the inner product of the weights, 1 where no state is shared.
     modes : Modes
-        Of a chain that is not reversible real Schur vectors, orthonormal in the weights, and complex values.
+        With GPCCA real Schur vectors, orthonormal in the weights, and complex values.
     weights : array of shape (N,)
-        Of the inner product: pi, or those that were given.
+        Of the inner product.
     """
 
     memberships: Floats

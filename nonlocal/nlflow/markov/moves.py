@@ -26,7 +26,7 @@ _NOISE = 1e-14
 
 
 class Moves:
-    """P of an affinity; what the laziness changes is said at each method."""
+    """The moves of a chain: `average` and `dense` are without the laziness, `apply` and `matrix` with it."""
 
     def __init__(self, affinity: Affinity, laziness: float, limit: float | None) -> None:
         self.affinity, self.laziness, self.limit = affinity, laziness, limit
@@ -38,7 +38,6 @@ class Moves:
         return "float32" in str(self.affinity.dtype)
 
     def check_room(self, what: str, needed: int, remedy: str = "use fewer states, or raise memory_limit") -> None:
-        """Raise `MemoryLimitError` for what is too large."""
         check_memory(f"{what} of {self.states} states", needed, remedy, self.limit)
 
     # ---- the operator
@@ -47,22 +46,18 @@ class Moves:
         return moved if self.laziness == 0 else self.laziness * before + (1 - self.laziness) * moved
 
     def average(self, values: Floats) -> Floats:
-        """Return P, without the laziness, times values of shape (N,) or (N, k)."""
         signal = self.affinity.as_signal(values.reshape(*self.shape, *values.shape[1:]))
         return np.asarray(to_numpy(self.affinity._average(signal)), np.float64).reshape(values.shape)
 
     def apply(self, values: Floats) -> Floats:
-        """Return P, with its laziness, times values."""
         return np.asarray(self.lazily(self.average(values), values))
 
     def averages(self, u: Array) -> Iterator[Array]:
-        """Yield P^k u for k = 0, 1, ..., with the laziness."""
         while True:
             yield u
             u = self.lazily(self.affinity._average(u), u)
 
     def laws(self, law: Floats) -> Iterator[Floats]:
-        """Yield p P^k for k = 0, 1, ..., with the laziness."""
         while True:
             yield law
             law = self._push(law)
@@ -111,12 +106,11 @@ class Moves:
         return result
 
     def matrix(self) -> Floats:
-        """Copy with the laziness."""
         return np.asarray(self.lazily(self.dense, np.eye(self.states)) if self.laziness else self.dense.copy())
 
     @property
     def least(self) -> float:
-        """A probability below which moves have lost digits to underflow."""
+        """Moves of smaller probability have lost digits to underflow."""
         if self.affinity.method == "pairwise":  # relative to a logit that is within 21 of the largest
             return 1e-27 if self.single else 1e-290
         return 1e-36 if self.single else 1e-300
@@ -132,7 +126,7 @@ class Moves:
 
     @cached_property
     def sparse(self) -> Sparse | None:
-        """The possible moves where they are listed, of a large matrix with few entries too; None elsewhere."""
+        """The moves where they are listed, or where a large matrix has few; None elsewhere."""
         if self.given is not None or self.states <= _MATRIX_STATES or not hasattr(self.affinity, "matrix"):
             return self.given
         if np.count_nonzero(self.dense) > _FEW * self.dense.size:
@@ -143,7 +137,6 @@ class Moves:
 
     @property
     def listed(self) -> Any:
-        """All moves, sparse where possible."""
         return self.dense if self.sparse is None else self.sparse
 
     # ---- which states see which
@@ -158,7 +151,6 @@ class Moves:
         return np.asarray(self.average(inside.astype(np.float64)) > self._noise)
 
     def seeing(self, targets: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        """Return the states from which walks may come to some targets, and these, by averages."""
         seen, front = targets.copy(), targets
         while np.any(front):
             front = self._neighbours(front) & ~seen
@@ -218,7 +210,6 @@ class Moves:
 
 
 def communicating_classes(matrix: Floats | Sparse) -> tuple[int, NDArray[np.int32]]:
-    """Return the number of communicating classes, and the class of each state."""
     from scipy.sparse.csgraph import connected_components
 
     count, labels = connected_components(matrix > 0, directed=True, connection="strong")
@@ -226,7 +217,6 @@ def communicating_classes(matrix: Floats | Sparse) -> tuple[int, NDArray[np.int3
 
 
 def closed_classes(matrix: Floats | Sparse) -> list[NDArray[np.intp]]:
-    """Return the classes that are never left."""
     count, labels = communicating_classes(matrix)
     if count == 1:
         return [np.arange(len(labels))]
@@ -242,19 +232,17 @@ def closed_classes(matrix: Floats | Sparse) -> list[NDArray[np.intp]]:
 
 
 def within(matrix: Floats | Sparse, inside: NDArray[np.intp]) -> Any:
-    """Return the moves between some states."""
     if len(inside) == matrix.shape[0]:
         return matrix
     return matrix[np.ix_(inside, inside)] if isinstance(matrix, np.ndarray) else matrix[inside][:, inside]
 
 
 def to_dense(matrix: Floats | Sparse) -> Floats:
-    """Return a dense matrix."""
     return matrix if isinstance(matrix, np.ndarray) else np.asarray(matrix.toarray())
 
 
 def upstream(moves: Floats | Sparse, ends: NDArray[np.bool_]) -> NDArray[np.int32]:
-    """Return the states from which walks may come to some ends: these first, then the nearest, and so on."""
+    """Return the states from which walks may come to some ends, the nearest first."""
     from scipy.sparse import csr_array
     from scipy.sparse.csgraph import breadth_first_order
 
@@ -267,7 +255,6 @@ def upstream(moves: Floats | Sparse, ends: NDArray[np.bool_]) -> NDArray[np.int3
 
 
 def reaching(moves: Floats | Sparse, ends: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Return which states can reach one of some ends, or are one."""
     seen = np.zeros(len(ends), np.bool_)
     seen[upstream(moves, ends)] = True
     return seen

@@ -16,7 +16,7 @@ _SHORTEST = 5  # states on one side of a branching point
 
 @dataclass(frozen=True, repr=False)
 class Pseudotime(Brief):
-    """Distances from a root along walks, and branches.
+    """Distances from a root, and branches.
 
     Attributes
     ----------
@@ -27,7 +27,7 @@ class Pseudotime(Brief):
     tips : array of int of shape (3,) or (1,)
         Nodes: the root, the one that is farthest from it, and the one that is farthest from both.
     branches : array of int of shape ``domain.shape``, optional
-        0, 1 or 2 for nodes on the branch of that tip alone, -1 for those between.
+        0, 1 or 2 for nodes on the branch of that tip alone, -1 for others.
     """
 
     times: Floats
@@ -48,7 +48,9 @@ def pseudotime(modes: Modes, law: Floats, root: int, branching: bool) -> Pseudot
     branches = None
     if branching:
         for _ in range(2):
-            tips.append(int(np.sum(found, axis=0).argmax()))
+            away = np.sum(found, axis=0)
+            away[tips] = -1.0  # between two tips on a line all sums are equal
+            tips.append(int(away.argmax()))
             found.append(distances(tips[-1]))
         branches = _branches(found)
     largest = float(found[0].max())
@@ -66,10 +68,9 @@ def _branches(distances: list[Floats]) -> NDArray[np.int64]:
 
 
 def split_point(a: Floats, b: Floats) -> int:
-    """Return the number of states before the point up to which a and b fall together, and beyond which they do not.
+    """Return at how many states Kendall's correlation of a and b before, less that after, is largest.
 
-    There Kendall's correlation of the states before, minus that of those after, is largest (Haghverdi et al. 2016,
-    supplement). Of more than 2000 states as many are looked at.
+    (Haghverdi et al. 2016, supplement.)
     """
     looked = np.unique(np.linspace(0, len(a) - 1, min(len(a), _LOOKED)).astype(np.intp))
     m = len(looked)

@@ -51,9 +51,10 @@ def form_of(flux: Floats | Sparse, sign: int) -> Form:
 def slow_pairs(form: Form, root: Floats, y: Floats, known: Floats) -> tuple[Floats, Floats]:
     """Return the rates in the span of the columns of y = pi^1/2 v, increasing, and their orthonormal vectors.
 
-    A subspace of slow vectors is taken out again and again: rates that are nothing beside the largest of one get their
-    digits in the next. Vectors `known`, of rate 0, are left out.
+    Vectors `known`, of rate 0, are left out.
     """
+    # A subspace of slow vectors is taken out again and again: rates that are nothing beside the largest of one get
+    # their digits in the next.
     from scipy.linalg import eigh
 
     rates: list[Floats] = []
@@ -73,10 +74,8 @@ def slow_pairs(form: Form, root: Floats, y: Floats, known: Floats) -> tuple[Floa
 
 
 def all_rates(moves: Floats, root: Floats, sign: int, known: Floats) -> tuple[Floats, Floats]:
-    """Return all 1 - sign mu of a reversible chain, increasing, and their vectors. O(N^3).
-
-    The matrix has its diagonal from the other entries of its rows, so that its error is relative to the largest rate.
-    """
+    """Return all 1 - sign mu of a reversible chain, increasing, and their vectors, O(N^3)."""
+    # The matrix has its diagonal from the other entries of its rows, so that its error is relative to the largest rate.
     from scipy.linalg import eigh
 
     likes = np.sqrt(moves)
@@ -103,9 +102,8 @@ def all_rates(moves: Floats, root: Floats, sign: int, known: Floats) -> tuple[Fl
 def nearest_gap(moves: Floats, law: Floats | None, killed: Floats) -> tuple[float, complex, float]:
     """Return the smallest 1 - |mu| of a class of states, its mu, and a bound of its error, for any chain.
 
-    From the eigenvalues of P, whose errors are roundings over the cosine of the angle between left and right
-    eigenvector (Wilkinson 1965), else from those of an inverse of I - P by state reduction, the largest of which keep
-    their digits.
+    Errors of eigenvalues of P are roundings over the cosine of the angle between left and right eigenvector (Wilkinson
+    1965).
     """
     from scipy.linalg import eig
 

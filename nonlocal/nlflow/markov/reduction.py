@@ -13,10 +13,10 @@ _FEW = 24  # states of which passages are found one by one, as fast as by halves
 
 
 def reduce_states(rates: Floats, killed: Floats) -> Floats:
-    """Remove states one after another, the last first, in place, and return the rates at which each was left. O(N^3).
+    """Remove states, the last first, in place, and return the rates at which each was left, O(N^3).
 
-    Below the diagonal of `rates` stay the rates to the states that are left, above it the shares rate_ik / left_k
-    (Grassmann, Taksar and Heyman 1985, doi 10.1287/opre.33.5.1107; O'Cinneide 1993, doi 10.1007/BF01385743).
+    Below the diagonal of `rates` stay rates, above it the shares rate_ik / left_k (Grassmann, Taksar and Heyman 1985,
+    doi 10.1287/opre.33.5.1107; O'Cinneide 1993, doi 10.1007/BF01385743).
     """
     n = len(rates)
     left = np.empty(n)
@@ -98,8 +98,7 @@ def _finite(x: Floats) -> Floats:
 def passage_times(rates: Floats, spent: Floats) -> Floats:
     """Return the mean times between all pairs of states of an irreducible chain, from row to column, O(N^3).
 
-    One half of the states is removed for the passages within the other, and the other way round. ``spent[i]`` is the
-    time in state i over the probability with which rates leave it in that time.
+    ``spent[i]`` is the time in state i over the probability with which rates leave it in that time.
     """
     n = len(rates)
     if n <= _FEW:

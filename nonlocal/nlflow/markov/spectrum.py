@@ -39,7 +39,7 @@ _TERMS, _EPS = 8, float(np.finfo(np.float64).eps)  # roundings in a Rayleigh quo
 
 @dataclass(frozen=True, repr=False)
 class Modes(Brief):
-    """Leading eigenpairs of P.
+    """Eigenpairs of P.
 
     Attributes
     ----------
@@ -50,7 +50,7 @@ class Modes(Brief):
     residual : float
         Largest norm of P v - mu v in pi.
     parted : bool
-        Whether the next eigenvalue is known to be the last one again: then the last vectors are a choice of many.
+        Whether the next eigenvalue is known to equal the last: then the last vectors are not unique.
     """
 
     values: Floats
@@ -197,7 +197,6 @@ class Spectrum:
 
     @property
     def gap_error(self) -> float:
-        """The gap's relative error."""
         if self.moves.single and self.states > DENSE_STATES:
             return _SINGLE
         return EXACT if self.states <= DENSE_STATES or self.moves.sparse is not None else _ROUGH
@@ -344,10 +343,7 @@ class Spectrum:
         return Modes(values, vectors, residual, parted)
 
     def schur(self, count: int, rtol: float, weights: Floats) -> Modes:
-        """Return real Schur vectors of the eigenvalues of largest real part, orthonormal in the weights, of any chain.
-
-        They stay orthonormal where eigenvectors are complex or nearly parallel.
-        """
+        """Return real Schur vectors of the eigenvalues of largest real part, orthonormal in the weights."""
         root = np.sqrt(weights)[:, None]
 
         def product(v: Floats) -> Floats:

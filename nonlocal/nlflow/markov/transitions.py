@@ -54,7 +54,7 @@ class Transitions:
 
     @property
     def states(self) -> int:
-        """Number of states N."""
+        """N."""
         return self._moves.states
 
     def _shaped(self, values: Floats) -> Floats:
@@ -69,7 +69,7 @@ class Transitions:
         ----------
         v : array of shape ``domain.shape`` or ``domain.shape + (D,)``
         steps : int
-            k >= 0; one average each.
+            k >= 0.
 
         Returns
         -------
@@ -81,14 +81,14 @@ class Transitions:
         return found
 
     def law(self, start: Any, steps: int = 1) -> Floats:
-        """Return the law of the walker after k moves, p P^k.
+        """Return the probabilities of the nodes after k moves, p P^k.
 
         Parameters
         ----------
         start : int or array of shape ``domain.shape``
             Node number, or probabilities of the nodes.
         steps : int
-            k >= 0; each costs as much as an average.
+            k >= 0.
 
         Returns
         -------
@@ -119,7 +119,7 @@ class Transitions:
 
     @property
     def log_moves(self) -> Floats:
-        """Log P_ij without the laziness, shape (N, N)."""
+        """Logarithms of P without the laziness, shape (N, N)."""
         return self._law.log_moves()
 
     # ---- structure
@@ -166,10 +166,10 @@ class Transitions:
 
     @property
     def stationary(self) -> Floats:
-        """The stationary law pi = pi P, shape ``domain.shape``, float64, summing to 1 (Lemma 2).
+        """The stationary law pi = pi P, shape ``domain.shape``, float64, summing to 1; 0 in transient states (Lemma 2).
 
-        pi_i = w_i d_i / sum_j w_j d_j for symmetric k; otherwise by state reduction up to 1000 states, O(N^3), and to
-        1e-10 relative beyond. pi = 0 in transient states.
+        pi_i = w_i d_i / sum_j w_j d_j for symmetric k; otherwise found to 1e-10 relative, in O(N^3) time up to 1000
+        states.
 
         Raises
         ------
@@ -182,7 +182,7 @@ class Transitions:
 
     @property
     def log_law(self) -> Floats | None:
-        """Log pi, shape (N,), finite where pi underflows; None with transient states, where pi is 0.
+        """Logarithm of pi, shape (N,), finite where pi underflows; None with transient states.
 
         Raises
         ------
@@ -195,7 +195,7 @@ class Transitions:
 
     @cached_property
     def norm_weights(self) -> Floats:
-        """Weights of the nodes in the norm of a signal: pi, or w / sum w where transient states have pi = 0."""
+        """Weights of `distance_to_limit`: pi, or w / sum w where some states are transient."""
         law = self.stationary
         if self.affinity.symmetric or len(self._moves.closed[0]) == self.states:
             return law
@@ -225,13 +225,7 @@ class Transitions:
 
     @property
     def second_eigenvalue(self) -> float | complex:
-        """The eigenvalue mu_2 of second largest modulus; 0 for a single state.
-
-        Raises
-        ------
-        InputError, NumericalError
-            As `spectral_gap`.
-        """
+        """The eigenvalue mu_2 of second largest modulus, with the errors of `spectral_gap`; 0 for a single state."""
         return self._spectrum.second[1]
 
     @property
@@ -258,7 +252,13 @@ class Transitions:
 
     @property
     def smallest_eigenvalue(self) -> float:
-        """mu_min of a reversible chain; the NeuTRENO step is stable for 0 < lambda~ < 1 + mu_min."""
+        """mu_min; the NeuTRENO step is stable for 0 < lambda~ < 1 + mu_min.
+
+        Raises
+        ------
+        InputError
+            For a chain that is not reversible.
+        """
         if not self.reversible:
             raise InputError(
                 "affinity: got a chain that is not reversible, expected real eigenvalues; use eigenvalues() or "
@@ -269,7 +269,7 @@ class Transitions:
     def modes(self, count: int, *, rtol: float | None = None) -> Modes:
         """Return the leading eigenpairs of a reversible chain.
 
-        O(N^3) time up to 1000 states; beyond by iteration, one average a step.
+        O(N^3) time up to 1000 states, one average a step beyond.
 
         Parameters
         ----------
@@ -297,28 +297,27 @@ class Transitions:
         return check_number("rtol", usual if given is None else given, minimum=0, strict=True)
 
     def metastable_sets(self, count: int, *, weights: Any = None, rtol: float | None = None) -> MetastableSets:
-        """Return sets of states that walkers seldom leave, by robust Perron cluster analysis (PCCA+, GPCCA).
+        """Return sets of states that walkers seldom leave, by robust Perron cluster analysis.
 
-        chi = X A, with A such that chi >= 0, rows sum to 1, and the sets are as crisp as several starts find. X has the
-        leading modes of a reversible chain (PCCA+: Deuflhard and Weber 2005, doi 10.1016/j.laa.2004.10.026; Roeblitz
-        and Weber 2013, doi 10.1007/s11634-013-0134-6), and of any other the real Schur vectors of the eigenvalues with
-        the largest real parts (GPCCA: Reuter et al. 2018, doi 10.1021/acs.jctc.8b00079). O(N^3) time up to 1000 states.
+        Memberships are chi = X A >= 0 with rows that sum to 1; A makes the sets as crisp as several starts find. X has
+        the leading modes of a reversible chain (PCCA+; Roeblitz and Weber 2013, doi 10.1007/s11634-013-0134-6), or the
+        real Schur vectors of the eigenvalues with the largest real parts (GPCCA; Reuter et al. 2018, doi
+        10.1021/acs.jctc.8b00079). O(N^3) time up to 1000 states.
 
         Parameters
         ----------
         count : int
             m >= 2, and for GPCCA at most N - 2.
         weights : array of shape ``domain.shape``, optional
-            > 0, of the inner product in which sets are crisp. By default pi (of several closed classes each has the
-            share of its states), and the weights of the nodes where states are transient. Weights that are given make
-            it GPCCA.
+            > 0, of the inner product in which sets are crisp; they make it GPCCA. By default pi, or the weights of the
+            nodes where some states are transient.
         rtol : float, optional
-            Of the modes; see `modes`.
+            As of `MarkovChain.modes`.
 
         Returns
         -------
         MetastableSets
-            Sets in the order of their stationary probabilities, the largest first.
+            Sets by decreasing stationary probability.
 
         Raises
         ------

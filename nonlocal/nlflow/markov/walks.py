@@ -108,7 +108,6 @@ class Tables:
         return np.stack(history) if record else states
 
     def walk_stopped(self, states: Positions, stop: Floats, rng: np.random.Generator) -> Positions:
-        """Return the positions in which walkers are stopped."""
         # 2^-60 of all walkers are missed where stopping is uniform; elsewhere a walker needs its time to come by.
         expected = 60 * np.log(2) / max(float(stop.mean()), 1e-300)
         most = int(min(max(1000 * expected, 10**6), _MOST_MOVES))
@@ -160,7 +159,6 @@ class EdgeTables(Tables):
 
 
 def check_law(value: Any, shape: tuple[int, ...]) -> Floats:
-    """Return a start as probabilities of the nodes."""
     law = check_floats("start", value)
     if law.shape != shape:
         raise InputError(f"start: got shape {law.shape}, expected a node number or probabilities of shape {shape}")
