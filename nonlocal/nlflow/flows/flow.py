@@ -1,4 +1,4 @@
-"""What all flows share."""
+"""The base of flows."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ _ASKED = frozenset(("velocity", "jacobian", "energy", "speed", "distance_to_cons
 
 
 def of_signal(method: Method) -> Method:
-    """Let errors name a signal that a method cannot take, and switch autocast off."""
+    """Return a method that checks its signal, where no caller has checked it."""
 
     @wraps(method)
     def checked(self: Flow, u: Array, *others: Any) -> Any:
@@ -75,37 +75,33 @@ def _told(listeners: list[Callable[[float], Any]], share: float) -> None:
 
 @underflowing
 class Flow:
-    """What the time loop and trackers need of a flow.
+    """Base of flows: what `nlflow.solve` and trackers ask of one.
 
-    A subclass defines `velocity`, and `energy` or `functional` where it descends one.
+    A subclass defines `velocity`; where it descends a functional also `functional`, or `energy` and `has_energy`.
 
     Attributes
     ----------
     affinity : Affinity
-        Its P drives the flow; its domain is that of the signal.
+        Its domain is that of the signal.
     metric : str
-        The name of the inner product `inner` (a `Metric`) in which it descends, such as 'l2' or 'degree'.
+        The name of the metric, such as 'l2' or 'degree'.
     observed : array or None
     symmetric : bool
         Whether there is a linear part that is self-adjoint in the flow's measure.
     advice : str
-        What integrates a flow that is not linear.
+        Which integrators messages advise.
     needs_integrator : bool
         Whether `nlflow.solve` has no integrator for it by default.
     checks_steps : bool
         Whether a step that is not finite raises by itself.
     differentiated : str
-        What follows derivatives through its steps.
+        Which function messages advise for derivatives through steps.
     evolving : bool
         Whether the kernel is that of u(t).
     every : int
-        With 1 the kernel follows the signal, with n > 1 it is taken from it at every n-th step.
-    applications : int
-        How often P has been applied so far.
+        Of an evolving flow: after how many steps the kernel is taken anew; with 1 it is that of the present signal.
     time : float
-        Of terms that depend on time; see `when`.
-    timed : bool
-        Whether something depends on time beside the signal.
+        At which terms are taken that depend on time.
     noise : Noise or None
     takes_noise : bool
     dissipation : float
@@ -155,14 +151,13 @@ class Flow:
         self.affinity = affinity
         if self.evolving and not affinity.evolves:
             raise InputError(
-                "evolving: the affinity compares node positions or is a given matrix, which no signal changes; "
-                "build it "
-                "from features, or leave evolving=False"
+                "evolving: the affinity compares node positions or queries, or is a given matrix, which no signal "
+                "changes; build it from features alone, or leave evolving=False"
             )
 
     @property
     def affinities(self) -> list[Affinity]:
-        """What averages are taken by."""
+        """The affinities that the flow averages by."""
         return [self.affinity]
 
     @property
@@ -181,7 +176,7 @@ class Flow:
 
     @property
     def timed(self) -> bool:
-        """See above."""
+        """Whether a term depends on time."""
         return False
 
     def when(self, t: float) -> Self:
@@ -211,7 +206,7 @@ class Flow:
         return result
 
     def is_like(self, other: Flow | None) -> bool:
-        """Whether a flow made from this one has its velocities."""
+        """Whether `other`, made from this flow, has the same velocities."""
         if other is None:
             return False
         return other.affinity is self.affinity and (other.time == self.time or not self.timed)
@@ -227,10 +222,7 @@ class Flow:
         return self.functional is not None
 
     def at(self, u: Array) -> Self:
-        """Return the flow with the kernel that it has at the signal `u`.
-
-        Do not change the array in place after.
-        """
+        """Return the flow with the kernel that it has at `u`, an array that must not be changed in place afterwards."""
         follows = self.evolving and self.every == 1
         return self.rebuilt(u) if follows and not self.is_of(u) else self
 
@@ -249,15 +241,12 @@ class Flow:
 
     @of_signal
     def jacobian(self, u: Array, v: Array) -> Array:
-        """Return the derivative of `velocity` at `u` along `v`, a signal like `u`.
-
-        By central differences, unless a subclass knows it.
-        """
+        """Return the derivative of `velocity` at `u` along `v`, by central differences unless a subclass knows it."""
         return difference(self.velocity, u, v)
 
     @of_signal
     def energy(self, u: Array) -> float:
-        """Return the functional at `u`; NaN for a flow that descends none, infinity where no float holds it."""
+        """Return the energy at `u`, potentials of terms too; NaN where there is none, infinity where no float holds it."""
         try:
             return float(self.functional.value(u)) if self.has_energy else math.nan
         except NumericalError:
@@ -282,12 +271,12 @@ class Flow:
         return [self.observed]
 
     def moments(self, t: float, like: Array) -> list[Array]:
-        """Return what depends on time, as it is at t."""
+        """Return the sources, observed signals and held values that depend on time, at t."""
         del t, like
         return []
 
     def measure(self, like: Array) -> Array:
-        """Return the flow's node measure: w (L2 metric) or the stationary law w d / sum w d (degree metric)."""
+        """Return the measure of nodes: w (L2 metric) or w d / sum w d (degree metric)."""
         return self.affinity.measure(self.inner.measure, like, by_item=True)
 
     def mass(self, like: Array) -> Array:
@@ -323,7 +312,7 @@ class Flow:
         return white
 
     def mean(self, u: Array) -> Array:
-        """Return the mean in the flow's measure, for each channel; the J-flow conserves it (symmetric affinities)."""
+        """Return the mean of each channel in the flow's measure."""
         return self.affinity.mean(u, self.inner.measure)
 
     @of_signal
@@ -350,7 +339,7 @@ class Flow:
         return result
 
     def tension(self, u: Array) -> float:
-        """Return how large the parts are that cancel in du/dt, 0 where that is not known."""
+        """Return the size of the parts that cancel in du/dt; 0 where it is not known."""
         del u
         return 0.0
 
@@ -359,7 +348,7 @@ class Flow:
         return float(self._pending_norm(v))
 
     def total(self, measure: Array) -> Array:
-        """Return the sum of a measure over nodes; of one for each channel, the mean of their sums."""
+        """Return the sum of a measure over nodes, averaged over channels where each has its own."""
         width = int(measure.shape[-1]) if measure.ndim > len(self.affinity.domain.shape) else 1
         xp = namespace(measure)
         return xp.sum(measure, dtype=xp.float64) / width
@@ -382,7 +371,7 @@ class Flow:
 
     @contextmanager
     def looking_at(self, u: Array) -> Iterator[None]:
-        """Check signals like `u` no more within this block."""
+        """Skip the checks of signals like `u` within this block."""
         with self.affinity.within_memory(u):
             token = _looked_at.set(self._count)
             try:
@@ -392,11 +381,9 @@ class Flow:
 
     @contextmanager
     def telling(self, during: Callable[[float], Any]) -> Iterator[None]:
-        """Let the flow call `during` within a step.
-
-        Neither the flow nor a copy that is made in the step may hold the run after it: its signals would stay until the
-        collector of cycles comes.
-        """
+        """Let the flow call `during` within a step."""
+        # Neither the flow nor a copy that is made in the step may hold the run after it: its signals would stay until
+        # the collector of cycles comes.
         before, listeners = vars(self).get("during"), [during]
         self.during = partial(_told, listeners)
         try:
@@ -424,7 +411,7 @@ class Flow:
         return (None, "") if self.observed is None else (tuple(self.observed.shape), "that of the observed signal")
 
     def rebuilt(self, u: Array) -> Self:
-        """Return the flow with its kernel taken from `u`; a subclass stays one, and counts go on."""
+        """Return the flow with its kernel taken from `u`; counts go on."""
         raise NotImplementedError  # pragma: no cover - abstract
 
     def _repr_html_(self) -> str:

@@ -1,4 +1,4 @@
-"""Linear flows, du/dt = r (Pu - u) + phi (f - u) with the terms of `nlflow.flows.terms` beside it."""
+"""Linear flows, du/dt = r (Pu - u) + phi (f - u), and the terms beside it."""
 
 from __future__ import annotations
 
@@ -24,18 +24,17 @@ from nlflow.functionals.metrics import ConservedMetric, Metric
 
 @underflowing
 class LinearFlow(Flow):
-    """A flow r (Pu - u) + phi (f - u), for the kernel that it holds.
+    """Base of linear flows with terms beside A = r (I - P) + phi.
 
-    Integrators that are made of the linear pieces refuse a subclass that adds to `velocity` alone (`more_than`). A
-    subclass of another operator overrides `velocity`, `linear` and `spectral_bounds` together.
+    A subclass of another operator overrides `velocity`, `linear` and `spectral_bounds` together: some integrators are
+    made of each.
 
     Attributes
     ----------
     fidelity : Fidelity or None
     terms : Terms
-        Reaction, source, constraint, an observed signal that changes with time.
     rate : array or float
-        r, that of the metric.
+        r of the metric.
     """
 
     def __init__(
@@ -105,7 +104,7 @@ class LinearFlow(Flow):
         return self.free(self.linear(v))
 
     def drawn(self, u: Array) -> Array:
-        """Return N(u, t), what moves the free nodes beside -A u of a signal that is 0 at the others."""
+        """Return N(u, t), du/dt + A u at free nodes of a signal that is 0 at the others."""
         if not self.split:
             return self.free(self.velocity(u) + self.linear(u))
         return self.pulled(u) + self.driven(u) if self.terms.drives else self.pulled(u)
@@ -140,7 +139,7 @@ class LinearFlow(Flow):
         return [self.affinity, *([] if self.terms.reaction is None else self.terms.reaction.averages)]
 
     def _boundary(self, constraint: Held, u: Array) -> Array:
-        """Return A of the values of the constraint, kept while it stays what it is. One average."""
+        """Return A of the values of the constraint, kept while they stay the same."""
         values = constraint.at(self.time, u)
         if not self._pulled or self._pulled[0][0] is not values:
             self._pulled[:] = [(values, self.linear(values))]
@@ -201,18 +200,18 @@ class LinearFlow(Flow):
         return v - self.affinity.mean(v, self.inner.measure)
 
     def with_mean_of(self, u: Array, v: Array) -> Array:
-        """Return `v` with the mean of `u` where the metric conserves it, which rounding does not."""
+        """Return `v` with the mean of `u`, where the metric conserves it."""
         return u + self.without_mean(v - u) if self.inner.conserves and self.conserves_mean else v
 
     def metric_at(self, u: Array) -> Self:
-        """Return the flow with the mobility m(u)."""
+        """Return the flow with its mobility at `u`."""
         if not self.inner.varies:
             return self
         return self.in_metric(self.inner.at(u))
 
     @property
     def evened(self) -> Self:
-        """With the largest mobility everywhere."""
+        """The flow with the largest mobility everywhere."""
         if not isinstance(self.inner, ConservedMetric) or self.inner.even:
             return self
         if not self._even:
@@ -282,8 +281,8 @@ class LinearFlow(Flow):
     def jacobian(self, u: Array, v: Array) -> Array:
         """Return the derivative of `velocity` at `u` along `v`.
 
-        Exact for a frozen kernel and a reaction with a derivative; by differences where the kernel follows the signal,
-        where `velocity` is overridden alone, and for a mobility m(u).
+        By differences where the kernel follows the signal, a reaction has no derivative, the mobility depends on u, or
+        `velocity` alone is overridden.
         """
         if (self.evolving and self.every == 1) or self.overridden("linear") or self.inner.varies:
             return super().jacobian(u, v)
@@ -294,7 +293,7 @@ class LinearFlow(Flow):
         return self.free(result)
 
     def __add__(self, term: Reaction | Source | Constraint | Noise) -> Self:
-        """Return a copy of the flow with one term more; reactions and sources add up.
+        """Return a copy of the flow with one more term; reactions and sources add up.
 
         Raises
         ------
@@ -319,12 +318,12 @@ class LinearFlow(Flow):
         return v if isinstance(self.rate, float) else over_channels(self.rate, v) * v
 
     def spectral_bounds(self) -> tuple[float, float]:
-        """Return bounds of the spectrum of A that cost nothing; the upper one bounds moduli where they are complex."""
+        """Return bounds of the eigenvalues of A, of moduli where they are complex, at no cost."""
         return self.inner.bounds(self._bound(), (0.0, 0.0) if self.fidelity is None else self.fidelity.bounds())
 
     @property
     def safe_step(self) -> float:
-        """A stable step of explicit Euler without a reaction, at no cost."""
+        """A stable step of explicit Euler without a reaction."""
         high = self.spectral_bounds()[1]
         if self.symmetric or not self.inner.by_nodes:  # products of two that are self-adjoint have real eigenvalues
             return math.inf if high == 0 else 2 / high
@@ -332,7 +331,7 @@ class LinearFlow(Flow):
         return 2 / (2 + (0.0 if self.fidelity is None else self.fidelity.bounds()[1]))
 
     def width(self, *, diffusion: bool = False) -> int:
-        """Return how many channels are mixed."""
+        """Return how many channels the fidelity, or with `diffusion` the kernel, mixes."""
         return 1 if diffusion or self.fidelity is None else self.fidelity.width
 
     @property
@@ -407,7 +406,7 @@ class LinearFlow(Flow):
         return Pending(self._in_range, total, *affinity.total_parts())
 
     def _in_range(self, value: float, highest: float, mass: float) -> float:
-        """Return a potential in the measure of a metric that may be one of a law, with a total of exp(highest) mass."""
+        """Return a potential times the total of the measure, exp(highest) mass, where that was normalized."""
         if not self.inner.normalized or value == 0:
             return value if math.isfinite(value) else math.inf
         # The total of the measure may be out of the range of floats.
@@ -426,20 +425,16 @@ class LinearFlow(Flow):
     # ---- which pieces a subclass says more than
 
     def more_than(self, piece: str) -> str | None:
-        """Return the method by which the flow is more than one of its linear pieces makes it, or None.
-
-        `average` makes `diffusion`, this makes `linear` and `velocity`. An overridden method adds to the pieces below
-        it, unless they are overridden too; terms are in `velocity` alone.
-        """
+        """Return the method that adds to what is made of 'average', 'diffusion' or 'linear', or None."""
         return "velocity" if self.moving or self.terms.words else self.overridden(piece)
 
     @property
     def moving(self) -> list[str]:
-        """What moves the signal beside linear pieces, in words."""
+        """What moves the signal beside A, in words."""
         return [*self.terms.moving, *(["mobility m(u)"] if self.inner.varies else [])]
 
     def overridden(self, piece: str) -> str | None:
-        """Return `more_than`, terms left aside."""
+        """Return `more_than` without regard to terms."""
         order = ("average", "diffusion", "linear", "velocity")
         depth = self._depth(piece)
         above = order[order.index(piece) + 1 :]
@@ -447,7 +442,7 @@ class LinearFlow(Flow):
 
     @property
     def split(self) -> bool:
-        """Whether `pulled` and `driven` need not be taken from `velocity` and `linear`."""
+        """Whether `pulled` and `driven` hold, no subclass overriding `velocity` or `linear` alone."""
         said = max(self._depth("pulled"), self._depth("driven"))
         return said <= min(self._depth("velocity"), self._depth("linear")) and not self.inner.varies
 
@@ -484,7 +479,7 @@ def bound_of(affinity: Affinity, rate: Array | float) -> float:
 
 
 def as_linear(flow: Flow, name: str = "flow") -> LinearFlow:
-    """Return a linear flow with its terms, or raise `InputError`."""
+    """Return a linear flow, or raise `InputError`."""
     if not isinstance(flow, LinearFlow):
         raise InputError(f"{name}: {flow!r} is not linear; {flow.advice}")
     return flow
