@@ -83,7 +83,6 @@ class Mask:
 
 
 def check_present(present: Array, leading: tuple[int, ...], count: int) -> None:
-    """Raise `InputError` unless an array has one entry for each node, or broadcasts over the items of a batch."""
     got, full = tuple(present.shape), (*leading, count)
     pairs = zip(reversed(got[:-1]), reversed(leading), strict=False)
     if got[-1:] != full[-1:] or len(got) > len(full) or any(g not in (1, n) for g, n in pairs):
@@ -120,7 +119,6 @@ class Sight:
         return None if bool(xp.all(result)) else result
 
     def numbers(self, rows: slice | None = None) -> Array:
-        """Return the numbers of the nodes, or of some rows."""
         start, stop, _ = (rows or slice(None)).indices(self._count)
         return self._xp.arange(start, stop, device=self._device)
 
@@ -161,7 +159,6 @@ class Sight:
             self._alone = alone
 
     def transposed(self) -> Sight:
-        """Return the mask of k^T."""
         result = copy.copy(self)
         result.reversed = not self.reversed
         return result

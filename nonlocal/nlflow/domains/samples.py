@@ -19,7 +19,6 @@ _PIECE = 2**20  # samples at a time; up to 2^26 are summed without rounding
 
 
 def check_axis(ndim: int, channel_axis: Any) -> int | None:
-    """Return the channel axis counted from 0, or raise `InputError`."""
     if channel_axis is None:
         return None
     axis = check_integer("channel_axis", channel_axis)
@@ -77,7 +76,6 @@ def finish(image: Any, result: NDArray[Any], preserve_range: bool) -> NDArray[An
 
 
 def rounded(values: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Return finite values in an integer dtype, rounded and clipped."""
     limits = np.iinfo(dtype)
     # The float next to 2^63 - 1 is 2^63, which would wrap: the largest float that fits is the one below.
     top = float(limits.max) if float(limits.max) <= limits.max else np.nextafter(float(limits.max), 0)
@@ -111,12 +109,10 @@ def _exact_sum(values: NDArray[Any]) -> int:
 
 
 def mean_of_sums(sums: list[int], count: int) -> Floats:
-    """Return sums of `exact_sums` over a count, correctly rounded."""
     return np.array([total / (count << _UNIT) for total in sums])
 
 
 def exact_means(signal: NDArray[Any]) -> Floats:
-    """Return the mean of each channel of finite samples (..., C), correctly rounded."""
     return mean_of_sums(exact_sums(signal), math.prod(signal.shape[:-1]))
 
 
@@ -156,5 +152,4 @@ def varying(signal: NDArray[Any], missing: NDArray[np.bool_] | None = None) -> N
 
 
 def range_of(signal: NDArray[Any]) -> float:
-    """Return the range of a signal; infinity if it overflows."""
     return float(signal.max()) - float(signal.min())

@@ -55,7 +55,6 @@ class State:
 
 
 def incomplete(arrays: Arrays, meta: Meta, shape: tuple[int, ...], end: float) -> str | None:
-    """Return what is missing or wrong in a checkpoint, or None."""
     columns = [arrays.get(name) for name in ("reached", "energies", "snapshots")]
     count = 0 if columns[0] is None else columns[0].size
     expected = {"u": shape, "reached": (count,), "energies": (count,), "snapshots": (count, *shape)}
@@ -84,7 +83,6 @@ def incomplete(arrays: Arrays, meta: Meta, shape: tuple[int, ...], end: float) -
 
 
 def unseeded(meta: Meta, flow: Flow) -> str | None:
-    """Return what is wrong with the seed of the noise, or None."""
     seed, noise = meta.get("seed"), flow.noise
     if seed is None and noise is None:
         return None

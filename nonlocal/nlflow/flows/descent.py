@@ -30,12 +30,10 @@ class Descent:
         self._mean: Array | None = None  # at the start, where it is conserved
 
     def due(self, steps: int) -> bool:
-        """Whether to look after this step."""
         power_of_two = steps >= _FIRST and steps & (steps - 1) == 0
         return self.watched and power_of_two and not self._integrator.keeps_limit
 
     def rose(self, flow: Flow, u: Array, t: float, energy: float) -> str | None:
-        """Return what to say where the energy has risen, or None."""
         if not self.watched or math.isnan(energy):
             return None
         if strayed := self._strayed(flow, u, t):

@@ -246,7 +246,7 @@ class Flow:
 
     @of_signal
     def energy(self, u: Array) -> float:
-        """Return the energy at `u`, potentials of terms too; NaN where there is none, infinity where no float holds it."""
+        """Return the energy at `u`, potentials of terms too; NaN where there is none, infinity where it overflows."""
         try:
             return float(self.functional.value(u)) if self.has_energy else math.nan
         except NumericalError:

@@ -29,7 +29,6 @@ def check_whole(tracker: Tracker, flow: Flow) -> None:
 
 
 def taken(place: Path, what: str) -> InputError:
-    """Return the error for a place that is taken."""
     return InputError(
         f"path: got {str(place)!r}, which would be lost; expected a new name, or {what} of this problem; "
         "choose another name, or remove it"

@@ -384,7 +384,6 @@ def raw_values(function: Function, a: Floats) -> Floats:
 
 
 def values_of(function: Function, a: Floats, interval: tuple[float, float], aside: bool) -> Floats:
-    """Return g of eigenvalues, or raise `InputError` where it is not finite."""
     values = raw_values(function, a)
     wrong = ~np.isfinite(values)
     if wrong.any():

@@ -29,26 +29,25 @@ class GradientFlow(LinearFlow):
     ----------
     functional : J or E
     metric : {'l2', 'degree', 'conserved'} or Metric
-        ``l2``: du/dt = -Lu [- lambda (u - f)], which conserves sum w u without a fidelity. ``degree``: the same divided
-        by d, du/dt = Pu - u [+ lambda~ (f - u)], which conserves sum w d u without a fidelity. P, L and d are those of
+        ``l2``: du/dt = -Lu [- lambda (u - f)]. ``degree``: the same divided by d, du/dt = Pu - u [+ lambda~ (f - u)].
+        Without a fidelity they conserve sum w u and, for a frozen kernel, sum w d u. P, L and d are those of
         K = k + k^T: for a symmetric k, P is that of k and d is twice the affinity's ``degree``.
-        ``conserved``: du/dt = -L mu with mu the gradient in the L2 metric, as of the Cahn-Hilliard equation; see
-        `ConservedMetric`.
+        ``conserved``: du/dt = -L mu, mu being the gradient in the L2 metric; see `ConservedMetric`.
     evolving : bool
-        Take the kernel from u(t), as a transformer does from layer to layer; from u(0) at the start, so that of the
-        affinity's features only the kind counts. Then it is no gradient flow of one J.
+        Take the kernel from u(t). The affinity's own features then give the dtype and the device alone, and the flow
+        descends no functional.
     every : int
-        1: the kernel follows the signal. n > 1: it is taken from the signal every n steps and frozen between, of an
-        evolving flow alone. An integrator is of order 1 at most then, and no tolerance sees that error.
+        With n > 1 the kernel of an evolving flow is taken from the signal every n steps and held between. Integrators
+        then have order 1 at most, and no tolerance sees that error.
     reaction : Reaction, optional
-        A term R(u) that is added to du/dt, such as `AllenCahn`. Where it has a potential F the flow descends J (or E) +
-        sum m F(u) with m = w (L2) or w d (degree), which `energy` is then.
+        A term R(u) that is added to du/dt, such as `AllenCahn`. With a potential F it adds sum m F(u) to the energy,
+        m being w, or w d in the degree metric.
     source : array, callable or Source, optional
         A term g that is added to du/dt, see `Source`; it adds -sum m g u to the energy.
     observed : callable, optional
-        f(t), or f(t, x) as a source, in place of the functional's f, whose shape and dtype it has.
+        f(t) or f(t, x), see `Source`, in place of the functional's f; of the same shape and dtype.
     constraint : Constraint, optional
-        Values at some nodes, which are held in all stages, and which the start takes too.
+        Values at some nodes, which are held in all stages; the start takes them too.
 
     Examples
     --------
@@ -114,16 +113,14 @@ class GradientFlow(LinearFlow):
 class AttentionFlow(LinearFlow):
     """Flow by an affinity as it is, du/dt = Pu - u [+ lambda~ (f - u)], symmetric or not.
 
-    One Euler step of length 1 is an attention layer (with f: a NeuTRENO layer). With a symmetric affinity it is the
+    An Euler step of length 1 is an attention layer, with f a NeuTRENO layer. With a symmetric affinity it is the
     gradient flow of J or E in the degree metric.
 
     Parameters
     ----------
     affinity : Affinity
-        Used as it is, not symmetrized.
     observed : array or callable, optional
-        The signal f, or f(t) or f(t, x) as a source of `GradientFlow`; needed when a fidelity is given. Without one it
-        is the start alone.
+        f, f(t) or f(t, x), see `Source`; needed for a fidelity. Without one it is the default start alone.
     fidelity : float, or array of shape ``domain.shape`` or ``domain.shape + (D, D)``
         lambda~ >= 0, or a symmetric positive semidefinite matrix for each node; see `E`.
     evolving, every, reaction, source, constraint

@@ -479,7 +479,6 @@ def bound_of(affinity: Affinity, rate: Array | float) -> float:
 
 
 def as_linear(flow: Flow, name: str = "flow") -> LinearFlow:
-    """Return a linear flow, or raise `InputError`."""
     if not isinstance(flow, LinearFlow):
         raise InputError(f"{name}: {flow!r} is not linear; {flow.advice}")
     return flow

@@ -87,7 +87,6 @@ class Loop:
         self._sound = _Look(flow, self.state)  # the last that is known to be finite
 
     def run(self, resume: str | os.PathLike[str] | bool | None) -> Solution[Any]:
-        """Run to the end."""
         start, compiled = time.perf_counter(), loading.seconds
         status: Status | None = None
         try:
@@ -392,7 +391,6 @@ class Loop:
 
     @cached_property
     def fingerprint(self) -> str:
-        """See `checkpoints.fingerprint`."""
         # Steps end where trackers look at times of their own.
         looks = sorted({words for watcher in self.watchers if (words := watcher.times.words())})
         looks += [event.words() for event in self._events]
@@ -400,11 +398,9 @@ class Loop:
 
     @cached_property
     def probe(self) -> NDArray[np.float64]:
-        """See `checkpoints.probe`."""
         return probe(*self._start)
 
     def about(self) -> dict[str, Any]:
-        """See `Tracker.begin`."""
         kernel = hashlib.sha256(self.probe.astype(np.float32).tobytes()).hexdigest()
         made = _provenance(self.flow, self.integrator, self.state.u)
         return {**made, "problem": self.fingerprint, "kernel": kernel}

@@ -97,11 +97,9 @@ class Modes:
         return None if self._mixed or self._values.shape[-1] > 1 else self._values[..., 0]
 
     def forward(self, v: NDArray[Any]) -> NDArray[Any]:
-        """Return the image of a signal, in double precision."""
         return self.basis.forward(v)
 
     def back(self, image: NDArray[Any], dtype: Any) -> NDArray[Any]:
-        """Return an image's signal."""
         return self.basis.back(image, dtype)
 
     def linear(self, image: NDArray[Any]) -> NDArray[Any]:

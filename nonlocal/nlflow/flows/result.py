@@ -42,28 +42,28 @@ class Solution(Generic[ArrayT]):
     t : array of shape (T,)
         Output times that were reached; the last is where the integration ended.
     u : array of shape (T, ...)
-        The signal at each of them, in the type and on the device of the start; integers become float64, half precision
+        The signal at each of them, of the start's dtype and on its device; integers become float64, half precision
         float32.
     energy : array of shape (T,)
-        That of the flow at each of them; NaN for flows that descend none.
+        NaN for flows without one.
     success : bool
-        Whether the integration ended as asked: at its time or by a stopping rule.
+        Whether the integration ended at its time or by a stopping rule.
     status : Status
     message : str
         What happened and, where it failed, what to change.
     stats : dict
-        ``steps``, ``rejected``, ``applications`` of P (``analysis_applications``: those for energies and trackers),
+        ``steps``, ``rejected``, ``applications`` of P by steps, ``analysis_applications`` by energies and trackers,
         ``order`` of the integrator for this flow, ``error_bound`` (of expansions), ``compile_seconds``,
         ``solve_seconds``, ``tracker_seconds``, ``integrator``; ``method``, ``reason`` and ``error_estimate`` of the
         affinity; with noise ``strong_order``, ``weak_order`` and ``seed``.
     records : dict of str to dict
         What each tracker collected: ``{'energy': {'t': ..., 'value': ...}}``.
     provenance : dict
-        Versions and the problem in words.
+        Versions, the machine and the problem in words.
     domain : Grid, Points, Batch or None
         None for a solution that was read from a file.
     between : callable or None
-        The signal at a time between steps, where ``solve(dense=True)`` has kept it; see `at`.
+        What `at` asks, for ``solve(dense=True)``.
     """
 
     t: NDArray[np.float64]
@@ -79,7 +79,7 @@ class Solution(Generic[ArrayT]):
     between: Callable[[float], ArrayT] | None = None
 
     def at(self, t: float | ArrayLike) -> ArrayT:
-        """Return the signal at a time up to the last, or at several, shape (T, ...): of ``solve(dense=True)``.
+        """Return the signal at a time that was reached, or at several, shape (T, ...), after ``solve(dense=True)``.
 
         Raises
         ------
@@ -110,9 +110,9 @@ class Solution(Generic[ArrayT]):
         Parameters
         ----------
         path : path
-            Ends with ``.pvd``: the list of the files. They lie in a folder beside it that ends with ``.vtk``: image
-            data (``.vti``) of a grid, points (``.vtp``) of scattered nodes, each with ``TimeValue`` and ``energy``;
-            channels are components.
+            Of the list of files, ending with ``.pvd``. The files lie in a folder beside it that ends with ``.vtk``:
+            image data (``.vti``) of a grid, points (``.vtp``) of scattered nodes, each with ``TimeValue`` and
+            ``energy``; channels are components.
         domain : Grid or Points, optional
             Of one to three dimensions; needed for a solution that was read from a file.
 
@@ -136,10 +136,10 @@ class Solution(Generic[ArrayT]):
         Returns
         -------
         xarray.Dataset
-            ``u`` over ``t``, the axes of the domain and ``channel`` where there is one; ``energy`` over ``t``; what a
-            tracker recorded as ``tracker_column`` over ``tracker_t``. The axes are ``x``, ``y``, ``z`` for a grid of up
-            to three axes (the first is ``x``), with positions as coordinates, ``node`` for scattered nodes, with
-            positions and quadrature weights, and ``batch_0``, ... before them.
+            ``u`` over ``t``, the axes of the domain and ``channel`` where there is one; ``energy`` over ``t``; columns
+            of trackers as ``energy_value`` over ``energy_t``. A grid of up to three axes has ``x``, ``y``, ``z`` in
+            this order, with positions as coordinates; scattered nodes have ``node``, with positions and quadrature
+            weights; a batch has ``batch_0``, ... before them.
 
         Raises
         ------
@@ -237,7 +237,6 @@ _LETTERS = ("x", "y", "z")
 
 
 def to_dataset(solution: Any, domain: Any) -> Any:
-    """See `Solution.to_xarray`."""
     xarray = need_xarray("to_xarray")
     u = to_numpy(solution.u)
     dims = ("t", *_dims(domain, u.shape[1:], "to_xarray"))
@@ -264,7 +263,6 @@ def layout_of(domain: Domain, frame: NDArray[Any], attributes: dict[str, Any]) -
 
 
 def write_series(solution: Any, domain: Any, path: str | os.PathLike[str]) -> None:
-    """See `Solution.to_vtk`."""
     series = VtkSeries(check_path("path", path))
     if series.path.suffix.lower() != ".pvd":
         raise InputError(f"path: got {os.fspath(path)!r}, expected a name that ends with .pvd, the list of the files")
@@ -292,7 +290,6 @@ def _dims(domain: Any, shape: tuple[int, ...], method: str) -> tuple[str, ...]:
 
 
 def need_xarray(name: str) -> Any:
-    """Return xarray, or raise `MissingPackageError`."""
     try:
         import xarray
     except ImportError as error:

@@ -83,15 +83,15 @@ class SphereFlow(Flow):
     - ``none``: k_ij / N;
     - ``sinkhorn``: the doubly stochastic matrix exp(f_i + g_j) k_ij / N (Sinkformers, arXiv 2110.11773).
 
-    Where beta > 0, W_Q W_K^T = B is symmetric, W_V = c B /= 0 and nothing is masked, the flow descends `energy`.
+    The flow descends `energy` where beta > 0, W_Q W_K^T = B is symmetric, W_V = c B /= 0, and there is no mask.
     O(N^2 d) time and O(N d) memory for a velocity, O(N^2) with ``sinkhorn``.
 
     Parameters
     ----------
     tokens : array_like of shape (N, d), d >= 2
-        Of length 1 (`on_sphere`); they give the dtype and the shape. `solve` takes the start.
+        Of length 1 (`on_sphere`). They give the dtype and the shape; the start goes to `solve`.
     beta : float
-        >= 0, the inverse temperature; 1/sqrt(d) in a transformer.
+        >= 0, the inverse temperature; 1/sqrt(m) in a transformer.
     query_map, key_map : array of shape (d, m), optional
         W_Q and W_K; the identity by default.
     value_map : array of shape (d, d), optional
@@ -197,10 +197,7 @@ class SphereFlow(Flow):
 
     @property
     def rate(self) -> float:
-        """Bound of the rate at which tokens that are close together meet; infinity where no float holds it.
-
-        Explicit steps have to be shorter than 2 / rate.
-        """
+        """Bound of the rate at which tokens of a cluster meet; steps along great circles above 2 / rate are refused."""
         strength = 1.0 if self.value_map is None else _norm(self.value_map)
         if self.normalization != "none":
             return strength
@@ -217,10 +214,10 @@ class SphereFlow(Flow):
 
     @of_signal
     def interaction(self, x: Array) -> float:
-        """Return the interaction energy of the tokens, E_beta = sum_ij exp(beta q_i . k_j) / (2 beta N^2).
+        """Return the interaction energy E_beta = sum_ij exp(beta q_i . k_j) / (2 beta N^2); infinity for beta = 0.
 
         (arXiv 2312.10794, section 3.) With ``sinkhorn`` it is sum_ij a_ij log(N a_ij / k_ij) / (2 beta N), up to a sign
-        the functional of arXiv 2110.11773. Infinity for beta = 0 and where no float holds it.
+        the functional of arXiv 2110.11773.
         """
         return float(self._pending_interaction(x))
 
@@ -241,7 +238,7 @@ class SphereFlow(Flow):
         return Pending(formed, highest, xp.mean(xp.exp(logs - highest)))
 
     def energy(self, u: Array) -> float:
-        """Return -c E_beta (c E_beta with ``sinkhorn``), which the flow descends; NaN where it descends nothing.
+        """Return -c E_beta (c E_beta with ``sinkhorn``); NaN where the flow does not descend it.
 
         d/dt energy = -(1/N) sum_i r_i |dx_i/dt|^2, with r_i = 1, for ``softmax`` r_i = sum_j k_ij / N.
         """
@@ -265,10 +262,10 @@ class SphereFlow(Flow):
     # ---- what is seen of the tokens
 
     def clusters(self, x: Array, cosine: float = 0.99) -> NDArray[np.int64]:
-        """Return the number of the cluster of each token, shape (N,), from 0.
+        """Return the number of each token's cluster, from 0, shape (N,).
 
-        A chain joins the tokens of a cluster, each with a cosine of at least `cosine` to the next. O(N^2 d) time, O(N)
-        memory.
+        Two tokens are in one cluster where a chain of tokens leads from one to the other, each with a cosine of at
+        least `cosine` to the next. O(N^2 d) time, O(N d) memory.
         """
         least = check_number("cosine", cosine, minimum=-1, below=1)
         unit = to_numpy(self.held(self.check_signal("x", x))).astype(np.float64)
@@ -291,7 +288,7 @@ class SphereFlow(Flow):
     # ---- the contract
 
     def check_signal(self, name: str, value: Any) -> Array:
-        """Return `value` as tokens of this flow, divided by their lengths, or raise `InputError`."""
+        """Return tokens of this flow, divided by their lengths, or raise `InputError`."""
         u = super().check_signal(name, value)
         _check_lengths(name, u)
         return self.held(u)
@@ -453,8 +450,7 @@ class LayerStep(SphereStep):
     order = 1.0
 
     def stability_limit(self, flow: Flow) -> float:
-        """Return infinity, which is right where W_V is positive definite."""
-        del flow
+        del flow  # right where W_V is symmetric and positive definite
         return math.inf
 
     def step(self, flow: Flow, u: Array, dt: float) -> Array:

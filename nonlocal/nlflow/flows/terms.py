@@ -101,7 +101,6 @@ class Terms:
     constraint: Held | None = None
 
     def joined(self, term: Any, affinity: Affinity) -> Terms:
-        """Return these terms and one more, or raise `InputError`."""
         if isinstance(term, Reaction):
             term = term.on(affinity)
             return replace(self, reaction=term if self.reaction is None else self.reaction + term)
@@ -122,13 +121,11 @@ class Terms:
 
     @property
     def timed(self) -> bool:
-        """Whether one depends on time."""
         terms = (self.reaction, self.source, self.observed, self.constraint)
         return any(one is not None and one.timed for one in terms)
 
     @property
     def drives(self) -> bool:
-        """Whether there is a reaction or a source."""
         return self.reaction is not None or self.source is not None
 
     @property
@@ -156,7 +153,6 @@ class Terms:
 
     @property
     def turns(self) -> bool:
-        """See `Reaction.turns`."""
         return self.reaction is not None and self.reaction.turns
 
     def driving(self, t: float, u: Array) -> Array:
@@ -177,7 +173,6 @@ class Terms:
         return xp.sum(over_channels(measure, u) * total, dtype=xp.float64)
 
     def given(self) -> list[Any]:
-        """See `Flow.given`."""
         own: list[Any] = list(self.words)
         if self.reaction is not None:
             own += [self.reaction, self.reaction.word()]
@@ -186,7 +181,6 @@ class Terms:
         return own if self.constraint is None else [*own, *self.constraint.given()]
 
     def moments(self, t: float, like: Array) -> list[Array]:
-        """See `Flow.moments`."""
         signals = (self.source, self.observed, self.constraint)
         return [one.at(t, like) for one in signals if one is not None and one.timed]
 

@@ -50,11 +50,10 @@ class Times:
 
     @property
     def own(self) -> bool:
-        """Whether there are times of its own."""
         return self.interval is not None or self.at is not None
 
     def check(self, end: float, whole: str | None) -> None:
-        """Raise `InputError` for times that a run to `end` does not reach; steps of `whole` have length 1."""
+        """Raise `InputError` for times that no step of a run to `end` meets; `whole` names steps of length 1."""
         if self.interval is not None:
             if self.interval < SAME * end:
                 raise InputError(
@@ -73,7 +72,6 @@ class Times:
                 )
 
     def after(self, t: float) -> float:
-        """Return the first of its own times after t; infinity where there is none."""
         least = t * (1 + SAME)
         if self.interval is not None:
             number = math.floor(t / self.interval)
@@ -91,14 +89,12 @@ class Times:
         return steps % self.every == 0
 
     def words(self) -> str:
-        """Describe its own times."""
         if self.interval is not None:
             return f"interval={self.interval!r}"
         return "" if self.at is None else f"at={self.at.tolist()!r}"
 
 
 def increasing(name: str, given: Any) -> NDArray[np.float64]:
-    """Return increasing times, or raise `InputError`."""
     times = check_floats(name, given, ndim=1)
     if times[0] < 0 or np.any(np.diff(times) <= 0):
         raise InputError(f"{name}: got {times.tolist()[:6]}, expected increasing times >= 0")
@@ -137,14 +133,14 @@ class Tracker(ABC):
         """Prepare for an integration from t to `end`."""
 
     def begin(self, flow: Flow, u: Array, t: float, about: About) -> None:  # noqa: B027  # a hook
-        """Set out from t, after `start` and a `restore`; ``about()`` says how the result is made."""
+        """Set out from t, after `start` and `restore`; ``about()`` returns the provenance of the result."""
 
     @abstractmethod
     def look(self, flow: Flow, u: Array, t: float) -> str | None:
         """Look at the signal; return a reason to stop, or None."""
 
     def at_once(self, flow: Flow) -> bool:
-        """Whether the next look needs to know that the signal is finite, for which a device has to be asked."""
+        """Whether the next look needs a signal that is known to be finite."""
         del flow
         return True
 
@@ -155,7 +151,7 @@ class Tracker(ABC):
         """Hear which share of the step from t is done."""
 
     def finish(self) -> None:  # noqa: B027  # a hook
-        """Tidy up; called however the integration ends."""
+        """Tidy up, however the integration ended."""
 
     def record(self) -> dict[str, NDArray[np.float64]]:
         """Return what was collected, for `Solution.records`."""
@@ -300,10 +296,10 @@ class Checkpoint(Tracker):
     Parameters
     ----------
     path : path
-        Replaced atomically each time. What is no checkpoint of the same problem is refused.
+        A new name, or a checkpoint of the same problem, which is replaced atomically.
     seconds : float
-        Time between two checkpoints, more where writing them would take over 2 % of the run; 0 for one at each look.
-        One is written at the end too.
+        Least time between two checkpoints, longer where writing them would take over 2 % of the run; with 0 one is
+        written at each look. The end of the run writes one too.
     every, interval, at
         When it looks; see `Tracker`.
     """
@@ -335,18 +331,12 @@ class Checkpoint(Tracker):
         self._together(flow, lambda: self._lock.enter_context(locked(self.path, "path")))
 
     def bind(self, flow: Flow, write: Callable[[Checkpoints], None], fits: Fits) -> None:
-        """Take the function of the time loop that writes its state, and what tells whether a checkpoint fits.
-
-        Raises
-        ------
-        InputError
-            When something else lies at the path.
-        """
+        """Take the function that writes a state, and what tells whether a checkpoint fits; see `path`."""
         self._together(flow, lambda: self.states.check_replaceable("path", fits))
         self._write = write
 
     def _together(self, flow: Flow, action: Callable[[], object]) -> None:
-        """Do what concerns the process that writes files; when it fails, all processes end."""
+        """Act in the process that writes files; when it fails, all processes raise."""
         failure: NlflowError | None = None
         if flow.affinity.writes(0):
             try:
@@ -398,10 +388,7 @@ def _largest(values: Array) -> float:
 
 
 class SteadyState(Tracker):
-    """Stop when the flow has come to rest: rms of du/dt at most ``rtol`` times that at the start, or ``atol``.
-
-    One velocity a look.
-    """
+    """Stop when the rms of du/dt is at most ``rtol`` times that at the start, or ``atol``; one velocity a look."""
 
     name = "steady_state"
 

@@ -146,7 +146,6 @@ class Around(Integrator):
 
 
 def check_stable(flow: Flow, integrator: Integrator) -> None:
-    """Raise `StabilityError` for steps of one length above the limit."""
     if integrator.length is None or integrator.surely_stable(flow):
         return
     limit = integrator.stability_limit(flow)
@@ -217,7 +216,6 @@ def symmetry_of(flow: LinearFlow) -> str:
 
 
 def check_terms(flow: Flow, integrator: Integrator) -> None:
-    """Raise `InputError` for noise, time and constraints that an integrator would not see."""
     if flow.noise is not None and not integrator.takes_noise:
         raise InputError(
             f"integrator: {type(integrator).__name__} takes no noise and would leave it out, got a flow with "

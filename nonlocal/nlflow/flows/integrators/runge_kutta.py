@@ -37,7 +37,6 @@ class Tolerances:
             raise InputError("rtol: got 0 with atol 0, expected at least one of them > 0")
 
     def measured(self, error: Array, before: Array, after: Array) -> Array:
-        """Return the root mean square of an error over the tolerances, an array of one number."""
         xp = namespace(error)
         scale = self.atol + self.rtol * xp.maximum(xp.abs(before), xp.abs(after))
         return weighted(error, scale, positive=self.atol >= float(xp.finfo(error.dtype).smallest_normal))
@@ -57,7 +56,6 @@ class Tolerances:
             )
 
     def check_step(self, h: float, t: float, target: float, failure: str) -> None:
-        """Raise `StepFailureError` where a step is too short to go on."""
         if h < 1e-14 * max(abs(t), abs(target)) or not math.isfinite(h):
             raise StepFailureError(
                 f"the step fell to {h:.3g} at t={t:.6g} without meeting rtol={self.rtol:g}, atol={self.atol:g}: "
@@ -74,14 +72,12 @@ class Tolerances:
         memory["error"] = max(error, 1e-4)
 
     def rejected(self, memory: dict[str, Any], clipped: float, error: float) -> float:
-        """Return a shorter step."""
         memory["rejected"] = memory.get("rejected", 0) + 1
         shrink = 0.9 * error ** (-1 / self.power) if math.isfinite(error) else 0.1
         return clipped * min(0.9, max(0.1, shrink))
 
 
 def weighted(error: Array, scale: Array, *, positive: bool = False) -> Array:
-    """Return the root mean square of error / scale, an array of one number."""
     xp = namespace(error)
     if not positive:
         # A scale of 0 belongs to a value that is 0 before and after: it has no error either.
@@ -133,14 +129,12 @@ class Piece:
 
     @classmethod
     def of(cls, table: Tableau, t: float, end: float, u: Array, after: Array, slopes: list[Array]) -> Piece:
-        """Return the piece of a step from u to `after`, from its slopes."""
         assert table.dense is not None
         h, moved = end - t, after - u
         bend = h * slopes[0] - moved
         return cls(t, end, (u, moved, bend, moved - h * slopes[-1] - bend, h * combine(table.dense, slopes)))
 
     def at(self, t: float) -> Array:
-        """Return the signal at a time within the step."""
         x = (t - self.t) / (self.end - self.t)
         start, moved, bend, twist, last = self.parts
         return start + x * (moved + (1 - x) * (bend + x * (twist + (1 - x) * last)))
@@ -355,7 +349,6 @@ def _at(flow: Flow, stage: Array) -> Flow:
 
 
 def combine(weights: tuple[float, ...], arrays: list[Array]) -> Array:
-    """Return a weighted sum of arrays."""
     total = weights[0] * arrays[0]
     for weight, array in zip(weights[1:], arrays[1:], strict=True):
         if weight != 0:

@@ -13,7 +13,6 @@ from nlflow.flows.second_order import SecondOrder
 
 
 def as_second_order(flow: Flow, name: str) -> SecondOrder:
-    """Return a flow whose state has velocities, or raise `InputError`."""
     if not isinstance(flow, SecondOrder):
         raise InputError(
             f"integrator: {name} is for a WaveFlow, or a ParticleFlow with inertia, got {type(flow).__name__}; "
