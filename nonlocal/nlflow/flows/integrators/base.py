@@ -28,18 +28,15 @@ class Integrator(ABC):
     Attributes
     ----------
     order : float
-        Order of accuracy in the step, for frozen kernels and for kernels that follow the signal; infinity for the exact
-        exponential.
+        Order of accuracy in the step; infinity for an exact method.
     takes_time : bool
-        Whether the method asks for the velocity of each stage at its own time (`Flow.when`), as a source that changes
-        with time needs it.
+        Whether each stage takes the velocity at its own time (`Flow.when`).
     takes_constraint : bool
-        Whether every stage sees the values that a constraint gives. The time loop sets them at the end of a step.
+        Whether each stage sees the values that a constraint gives.
     takes_noise : bool
-        Whether the method steps with the noise of a flow (`Flow.noise`). It counts its draws in ``memory["draws"]``.
+        Whether the method steps with the noise of a flow, `Flow.noise`, counting draws in ``memory["draws"]``.
     strong_order, weak_order : float
-        With noise whose strength depends on the signal: orders of paths, and of means of smooth functions of them; 0
-        without noise to take.
+        Orders of paths, and of means of smooth functions of them, where the strength of noise depends on the signal.
     strong_order_additive : float
         Order of paths where the strength does not depend on the signal.
     unit_steps : bool
@@ -49,7 +46,7 @@ class Integrator(ABC):
     called : str
         What messages call the method; the name of its class by default.
     longer : str
-        What messages advise where a step is too long, beside a shorter one.
+        What messages advise in place of a step that is too long.
     """
 
     order: ClassVar[float]
@@ -95,7 +92,7 @@ class Integrator(ABC):
         """Raise `InputError` when the method cannot integrate `flow`, whatever its step."""
 
     def check(self, flow: Flow) -> None:
-        """Raise what `check_kind` raises, and `StabilityError` when the step is too long."""
+        """Do `check_kind`, and raise `StabilityError` when the step is too long."""
         self.check_kind(flow)
         check_stable(flow, self)
 
@@ -107,7 +104,8 @@ class Integrator(ABC):
     def advance(self, flow: Flow, u: Array, t: float, target: float, memory: dict[str, Any]) -> tuple[Array, float]:
         """Return the signal after one step and the time reached, at most `target`.
 
-        `memory` holds what the method remembers between steps, and goes into checkpoints.
+        `memory` holds what the method remembers between steps. Names with an underscore before them are not written to
+        checkpoints.
         """
 
     def __repr__(self) -> str:
@@ -127,7 +125,7 @@ class Around(Integrator):
 
     @property
     def order(self) -> float:  # type: ignore[override]  # a field in the contract, that of the method here
-        """See `Integrator.order`."""
+        """That of the integrator."""
         return self.integrator.order
 
     @property
@@ -154,7 +152,7 @@ def check_stable(flow: Flow, integrator: Integrator) -> None:
 
 
 def check_admitted(flow: Flow, integrator: Integrator) -> None:
-    """Raise what `Integrator.check` raises, and `StabilityError` also where a method's own check does not look."""
+    """Do `Integrator.check`, and raise `StabilityError` also where a method's own check does not look."""
     integrator.check(flow)
     if type(integrator).check is not Integrator.check:
         check_stable(flow, integrator)
@@ -236,10 +234,7 @@ def check_terms(flow: Flow, integrator: Integrator) -> None:
 
 
 def explicit_limit(flow: Flow, *, free: bool = False) -> float:
-    """Return the limit of explicit Euler, 2 / (rho + bound of the reaction); NaN where slopes are not known.
-
-    With `free` a lower limit that costs nothing.
-    """
+    """Return the limit of explicit Euler, or with `free` a lower one at no cost; NaN where it is not known."""
     linear = as_linear(flow)
     if not is_told(linear):
         return math.nan

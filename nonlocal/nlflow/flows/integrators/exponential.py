@@ -32,10 +32,9 @@ def chebyshev_coefficients(
     *,
     phase: Callable[[Floats], Floats] | None = None,
 ) -> tuple[Floats, float]:
-    """Return the shortest Chebyshev expansion of `function` on [low, high], and a bound of what it leaves out.
+    """Return a Chebyshev expansion of `function` on [low, high], and a bound of what it leaves out: `tol` or rounding.
 
-    The bound, the sum of the moduli of all further coefficients, is `tol` or rounding (Trefethen, Approximation Theory
-    and Approximation Practice, ch. 8). `phase` is what the function's rounding grows with.
+    (Trefethen, Approximation Theory and Approximation Practice, ch. 8.) The function's rounding grows with `phase`.
 
     Raises
     ------
@@ -110,7 +109,7 @@ class Exponential(Integrator):
 
     By a transform for NumPy arrays on periodic and reflecting grids with a position kernel and one fidelity; otherwise
     by a Chebyshev expansion, about sqrt(t rho log(1/tol)) averages (Hochbruck and Lubich 1997, doi
-    10.1137/S0036142995280572). A span between outputs that is too long for an expansion ends the run as a failed step.
+    10.1137/S0036142995280572). A t rho that is too large for an expansion ends the run with status ``step failed``.
 
     Parameters
     ----------
@@ -232,7 +231,7 @@ def _expansion(k: int, step: float, low: float, high: float, tol: float) -> Floa
 
 
 class ExponentialStep(SplitStep):
-    """Base of exponential Runge-Kutta steps: du/dt = -A u + N(u, t), exact in A; N is `LinearFlow.drawn`."""
+    """Base of exponential Runge-Kutta steps of du/dt = -A u + N(u, t), N being `LinearFlow.drawn`."""
 
     self_adjoint = True
 
@@ -296,7 +295,7 @@ def modes_of(flow: LinearFlow, v: Array) -> Modes | None:
 
 @underflowing
 class ETD2RK(ExponentialStep):
-    """Exponential time differencing of order 2, exact in the linear part of a frozen symmetric flow.
+    """Exponential time differencing of order 2, exact in the linear part; for frozen symmetric flows.
 
     With N = phi f + R(u) + g(t) (Cox and Matthews 2002, doi 10.1006/jcph.2002.6995, eq. 22)::
 
@@ -308,7 +307,7 @@ class ETD2RK(ExponentialStep):
     Parameters
     ----------
     dt : float
-        Step; a reaction whose slope is at most b asks for dt <= 2 / b.
+        Step, at most 2 / b with a reaction whose slope is bounded by b.
 
     Examples
     --------
@@ -337,13 +336,13 @@ class ETD2RK(ExponentialStep):
 class ETD4RK(ExponentialStep):
     """Exponential time differencing of order 4, exact in the linear part; see `ETD2RK`.
 
-    By Krogstad's stages (2005, doi 10.1016/j.jcp.2004.08.006). Where dt rho is large the order may
+    With the stages of Krogstad (2005, doi 10.1016/j.jcp.2004.08.006), ETDRK4-B. Where dt rho is large the order may
     fall (Hochbruck and Ostermann 2005, doi 10.1137/040611434).
 
     Parameters
     ----------
     dt : float
-        Step; a reaction whose slope is at most b asks for dt <= 2.7 / b.
+        Step, at most 2.7 / b with a reaction whose slope is bounded by b.
     """
 
     order = 4.0

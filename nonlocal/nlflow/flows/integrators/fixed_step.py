@@ -15,10 +15,10 @@ from nlflow.flows.spectrum import euler_limit, is_told, largest_eigenvalue, limi
 
 
 class FixedStep(Integrator):
-    """Integrator with steps of one length, the last before a target shortened to meet it.
+    """Base of integrators with steps of one length, shortened where they would pass a target.
 
-    A subclass defines `step`, its ``order`` and its `stability_limit`. `step` gets the flow of the moment at which it
-    begins; a stage at another moment asks ``flow.when(flow.time + c * dt)``, and then ``takes_time`` may be True.
+    A subclass defines `step`, ``order`` and `stability_limit`. `step` gets the flow at the time where it begins; a
+    stage at another time takes ``flow.when(flow.time + c * dt)``, and then ``takes_time`` may be True.
 
     Parameters
     ----------
@@ -53,12 +53,12 @@ class FixedStep(Integrator):
 
 
 class SplitStep(FixedStep):
-    """Base of steps that treat the linear part A by itself, and the rest by explicit stages.
+    """Base of steps that treat A apart from the rest.
 
     Attributes
     ----------
     reach : float
-        How far the step is stable along the negative real axis where A = 0, in units of 1 / slope of the reaction.
+        The step is stable up to reach / slope of the reaction where A = 0.
     self_adjoint : bool
         Whether A has to be.
     """
@@ -101,9 +101,10 @@ class SplitStep(FixedStep):
 @checked_call
 @underflowing
 class ExplicitEuler(FixedStep):
-    """Explicit Euler, ``u + dt du/dt``; order 1, stable for dt < 2 / (rho(A) + the bound of a reaction).
+    """Explicit Euler, ``u + dt du/dt``; order 1, for a self-adjoint A stable up to dt = 2 / (rho(A) + b).
 
-    In the L2 metric rho(A) <= lambda + 2 max d, and lambda + max d for positive definite kernels.
+    b is the bound of a reaction. In the L2 metric rho(A) <= lambda + 2 max d, and lambda + max d for positive definite
+    kernels, with d as in `GradientFlow`.
 
     Parameters
     ----------
@@ -149,7 +150,7 @@ class SemiImplicit(FixedStep):
         super().__init__(dt)
 
     def stability_limit(self, flow: Flow) -> float:
-        """Return 2 / (rho(r (I - P)) - min phi), infinity when that is not positive (sufficient, sharp for one phi)."""
+        """Return 2 / (rho(r (I - P)) - min phi), infinity when that is not positive; 1 for a non-symmetric P."""
         if not flow.symmetric:
             if not as_linear(flow).plainly_linear:
                 return limit_of(own_eigenvalues(as_linear(flow), diffusion=True))
@@ -187,7 +188,7 @@ class NeutrenoStep(Integrator):
     """One NeuTRENO layer a step, ``u <- Pu + lambda~ (f - u)`` (arXiv 2312.00751, eq. 22-28); order 1.
 
     Explicit Euler of length 1 in the degree metric; stable where rho(P - lambda~ I) < 1, that is for
-    lambda~ < 1 + mu_min(P) when k is symmetric.
+    0 < lambda~ < 1 + mu_min(P) when k is symmetric.
     """
 
     order = 1.0

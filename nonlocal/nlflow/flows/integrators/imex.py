@@ -97,12 +97,13 @@ class IMEX(ImplicitStep):
         (1 + h g A) a  = u + h g (N(u, t) + F(t + g h))
         (1 + h g A) u' = u + h (1 - g) (F(t + g h) - A a) + h g F(t + h) + h (d N(u, t) + (1 - d) N(a, t + g h))
 
-    P need not be symmetric. Two linear systems a step, each about sqrt(h rho) averages, or a transform.
+    P need not be symmetric. Two linear systems a step, each about sqrt(h rho) averages for a symmetric P, or a
+    transform.
 
     Parameters
     ----------
     dt : float
-        Step; a reaction whose slope is at most b asks for dt <= 2 / b.
+        Step, at most 2 / b with a reaction whose slope is bounded by b.
 
     Examples
     --------
@@ -151,11 +152,11 @@ class IMEX(ImplicitStep):
 
 @underflowing
 class ConvexSplitting(ImplicitStep):
-    """Implicit step whose energy falls however long it is, where no term depends on time; order 1.
+    """Implicit step by which the energy falls however long it is, where no term depends on time; order 1.
 
     (1 + h (A + b)) (u' - u) = h (F + N - A u), where b bounds the slope of the reaction (Eyre 1998, doi
-    10.1557/PROC-529-39). A long step moves little: its error is about h b. In a `ConservedMetric` b is b M, and a
-    mobility m(u) is that of the beginning of the step.
+    10.1557/PROC-529-39). With h b above 1 the signal moves too little. In a `ConservedMetric` b M takes the place of b,
+    with a mobility m(u) at the start of the step.
 
     Parameters
     ----------
@@ -205,7 +206,7 @@ class AverageVectorField(ImplicitStep):
     ----------
     dt : float
         Step, solved by an iteration. It converges for dt <= 1 / b, b being the bound of the slope of R (times that of B
-        in another metric), mostly for longer steps too; otherwise the run ends as a failed step.
+        in the conserved metric), and mostly for longer steps; otherwise the run ends with status ``step failed``.
 
     Examples
     --------

@@ -58,12 +58,13 @@ class Rosenbrock(Embedded):
         (I - h g J) k_i = g (h f(u + sum_j a_ij k_j, t + s_i h) + sum_j c_ij k_j + h^2 r_i df/dt)
         u' = u + sum_i m_i k_i
 
-    For stiff flows, since it is L-stable. Six velocities a step, and a derivative for each iteration.
+    L-stable, for stiff flows. Six velocities a step, two more with terms that depend on time, and a derivative for
+    each iteration.
 
     Parameters
     ----------
     rtol, atol : float
-        Tolerances of the local error, as in `RungeKutta`. Linear systems are solved to a thousandth of them.
+        Tolerances of the local error, as in `RungeKutta`.
     dt : float, optional
         First step; with `adaptive` off, every step.
     adaptive : bool

@@ -93,20 +93,18 @@ class Tableau:
     Attributes
     ----------
     stages : tuple of tuple of float
-        What each stage but the first takes of the slopes before it. The last stage is the end of the step.
+        What each stage but the first takes of the slopes before it; the last stage is the end of the step.
     shares : tuple of float
-        When these stages are, in units of the step; the last is 1.
+        Times of these stages, in units of the step; the last is 1.
     order : float
     reach : float
         How far the step is stable along the negative real axis.
     error : tuple of float, optional
-        Of an embedded pair: weights of all slopes, that at the end of the step too. The error is h times their sum, and
-        falls as h^order.
+        Of an embedded pair: weights of all slopes, of that at the end too, whose sum times h is the error, O(h^order).
     dense : tuple of float, optional
-        Of a method whose steps are known between their ends, with an error of h^5: weights of the same slopes in the
-        last term of the polynomial.
+        Weights of the same slopes in the last term of a polynomial that is known between ends of steps.
     implicit : tuple of tuple of float, optional
-        Of a diagonally implicit method: what each stage takes of the slopes of the linear part, its own last: 0 for a
+        Of a diagonally implicit method: what each stage takes of the slopes of the linear part, its own last; 0 for a
         last stage that only adds up. The first stage is a step of implicit Euler.
     """
 
@@ -246,19 +244,18 @@ class Embedded(Integrator):
 class RungeKutta(Embedded):
     """Embedded Runge-Kutta pair of Dormand and Prince: order 5, with an error estimate of order 4.
 
-    (Dormand and Prince 1980, doi 10.1016/0771-050X(80)90013-3.) For stiff flows the step settles at the stability
-    limit. Six velocities a step. A kernel that is held for ``every`` > 1 steps makes the order 1, which the tolerances
-    do not see.
+    (Dormand and Prince 1980, doi 10.1016/0771-050X(80)90013-3.) Six velocities a step. For stiff flows the step settles
+    at the stability limit.
 
     Parameters
     ----------
     rtol, atol : float
-        Tolerances of the local error, root mean square over values. Tolerances below the rounding of the signal end the
-        integration with status ``step failed``.
+        Tolerances of the local error, root mean square over values. Below the rounding of the signal they end the run
+        with status ``step failed``.
     dt : float, optional
         First step; with `adaptive` off, every step.
     adaptive : bool
-        Whether the step follows the error; else tolerances have no part.
+        Whether the step follows the error.
     """
 
     tableau: ClassVar[Tableau] = Tableau(
@@ -295,7 +292,7 @@ class RungeKutta(Embedded):
         cls.order = cls.tableau.order
 
     def stability_limit(self, flow: Flow) -> float:
-        """Return infinity when the step adapts; otherwise the reach over rho(A) and the bound of a reaction, or NaN."""
+        """Return infinity when the step adapts, else reach / (rho(A) + b) with b the bound of a reaction, or NaN."""
         if self.adaptive:
             return math.inf
         if not isinstance(flow, LinearFlow):
@@ -368,7 +365,7 @@ class Adaptive(Around):
     integrator : FixedStep
         Such as ``ETD4RK(dt)``, whose dt is the first step.
     rtol, atol : float
-        Tolerances of the error of each step, root mean square over values. Errors of steps add up.
+        Tolerances of the error of each step, root mean square over values.
 
     Examples
     --------

@@ -53,13 +53,13 @@ class Lie(SplitFlows):
 class Strang(SplitFlows):
     """Strang splitting, u' = S_A(h / 2) S_R(h) S_A(h / 2) u; order 2.
 
-    (Strang 1968, doi 10.1137/0705041.) S_A is exact, as in `ETD2RK`, and S_R is a step of order 4. Its states of rest
-    are those of the flow to order 2 only.
+    (Strang 1968, doi 10.1137/0705041.) S_A is exact, as in `ETD2RK`, and S_R is a step of order 4. States of rest are
+    those of the flow up to O(h^2).
 
     Parameters
     ----------
     dt : float
-        Step. A reaction whose slope is at most b asks for dt <= 2.78 / b.
+        Step, at most 2.78 / b with a reaction whose slope is bounded by b.
 
     Examples
     --------

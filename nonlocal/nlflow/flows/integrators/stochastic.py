@@ -37,7 +37,7 @@ def drawn(noise: Noise, flow: Flow, like: Array, dt: float, memory: dict[str, An
 
 
 class NoisyStep(FixedStep):
-    """Steps of one length with noise; a subclass defines `noisy` beside `step`, that without noise."""
+    """Base of steps with noise; a subclass defines `noisy`, and `step` for flows without noise."""
 
     takes_noise = True
 
@@ -184,11 +184,7 @@ def _root_expansion(span: float, low: float, high: float, tol: float) -> tuple[F
 
 
 def fluctuation(flow: LinearFlow, white: Array, span: float, tol: float) -> tuple[Array, float]:
-    """Return the noise that a linear flow gathers over a time, and a bound of its error.
-
-    ((1 - exp(-2 t A)) / (2 A))^1/2 times `white`, increments of W for dt = 1. The bound is that of the expansion,
-    relative to the largest standard deviation of a mode.
-    """
+    """Return ((1 - exp(-2 t A)) / (2 A))^1/2 `white`, and a bound of its error over its largest eigenvalue."""
     if modes := modes_of(flow, white):
         return modes.back(modes.deviation(span, modes.forward(white)), white.dtype), 0.0
     low, high = flow.spectral_bounds()
@@ -210,9 +206,9 @@ def _check_dense(flow: LinearFlow, noise: Noise) -> str | None:
 
 
 def covariance_root(flow: LinearFlow, spread: Floats, span: float) -> Floats:
-    """Return F with F F^T the covariance of what a linear flow gathers of noise of this spread at each node; O(N^3).
+    """Return F with F F^T the covariance of what a linear flow gathers of noise of this spread; O(N^3).
 
-    In eigenvectors of A it is Q_ij (1 - exp(-t (a_i + a_j))) / (a_i + a_j), Q being that of the noise.
+    In eigenvectors of A it is Q_ij (1 - exp(-t (a_i + a_j))) / (a_i + a_j), Q being the covariance of the noise.
     """
     from nlflow.flows.functions import eigenpairs
 
@@ -237,13 +233,13 @@ class ExactGaussian(Exponential):
     Parameters
     ----------
     tol : float, optional
-        As that of `Exponential`; of the noise relative to the largest standard deviation of a mode.
+        That of `Exponential`; for the noise relative to the largest standard deviation of a mode.
 
     Raises
     ------
     InputError
-        As `Exponential`, for a strength that depends on the signal, and for one that differs between more than 1000
-        nodes.
+        For a flow that `Exponential` refuses, for a strength that depends on the signal, and for one that differs
+        between more than 1000 nodes.
 
     Examples
     --------
@@ -269,7 +265,6 @@ class ExactGaussian(Exponential):
 
     @staticmethod
     def knows(flow: Flow) -> bool:
-        """Whether this solves the flow."""
         if not Exponential.knows(flow):
             return False
         return flow.noise is None or _check_dense(as_linear(flow), flow.noise) is None
@@ -319,7 +314,7 @@ class ExponentialEuler(NoisyStep, ExponentialStep):
     Parameters
     ----------
     dt : float
-        Step; a reaction whose slope is at most b asks for dt <= 2 / b.
+        Step, at most 2 / b with a reaction whose slope is bounded by b.
     """
 
     order = 1.0

@@ -40,11 +40,10 @@ class StoermerVerlet(FixedStep):
     Parameters
     ----------
     dt : float
-        For waves below 2 / omega of the largest frequency, which a reaction of slope b raises to (omega^2 + b /
+        For waves below 2 / omega, omega being the largest frequency, with a reaction of slope b (omega^2 + b /
         rho)^1/2. For particles, and waves whose A is not self-adjoint, no limit is known beforehand.
     stride : int
-        How many steps the time loop takes at once, by default 1: trackers see each of that many, and ``stats["steps"]``
-        counts them as one.
+        How many steps are taken at once: trackers and ``stats["steps"]`` count them as one.
     """
 
     order = 2.0
