@@ -120,7 +120,7 @@ def test_strips_follow_a_mask_and_a_rule(monkeypatch: pytest.MonkeyPatch):
 def test_too_little_memory_is_refused(quality: str):
     value = np.zeros((300, 300), np.float32)
     value[0, 0] = 1
-    with pytest.raises(MemoryLimitError, match=r"needs .* bytes\), the\s+limit is .*memory"):
+    with pytest.raises(MemoryLimitError, match=r"^max_memory: .* needs .* bytes\), the limit is .*raise max_memory"):
         denoise(value, 0.1, quality=quality, max_memory=10_000)
 
 

@@ -12,7 +12,7 @@ import tifffile
 from PIL import Image
 
 from nlflow import InputError, NlflowWarning, denoise, estimate_noise, estimate_sigma
-from nlflow.denoising.given import find_nodata, refuse_unordered
+from nlflow.denoising.given import Beside, find_nodata, refuse_unordered
 from nlflow.denoising.large import denoise_array
 from nlflow.denoising.large.stream import denoise_frames, surveyed
 from tests.commands import fails, run
@@ -127,6 +127,37 @@ def test_no_data_is_found_told_and_stays_to_the_bit(value: Any, nodata: float) -
     np.testing.assert_array_equal(result[~HOLE], filled[~HOLE])
     none = quiet(given, 5.0, quality="pixels", preserve_range=True, mask=np.zeros(HOLE.shape, bool))
     assert not np.array_equal(none[~HOLE], result[~HOLE])
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("value", [0.0, -2.0, 2.0])
+def test_what_lies_beside_a_value_is_counted_pixel_by_pixel(value: float, channels: int) -> None:
+    rng = np.random.default_rng(5)
+    array = np.clip(np.round(rng.normal(0, 3, (9, 11, channels))), -2, 2)
+    array[2:7, 3:9] = value
+    absent = rng.random((9, 11)) < 0.1
+    found = Beside.of(value, array if channels > 1 else array[..., 0], 2 if channels > 1 else None, absent)
+    at = (array == value).all(axis=2) & ~absent
+    away, whole, alone = [], 0, 0
+    for y, x in np.ndindex(9, 11):
+        near = [at[(y + dy) % 9, (x + dx) % 11] for dy, dx in ((0, 1), (0, -1), (1, 0), (-1, 0))]
+        whole += at[y, x] and all(near)
+        alone += not at[y, x] and all(near)
+        if not at[y, x] and any(near):
+            away += [abs(sample - value) for sample in array[y, x]]
+    others = array[~(at | absent)]
+    assert (found.size, found.count, found.others) == (99, at.sum(), others.size)
+    assert (found.whole, found.alone) == (whole, alone)
+    assert (found.low, found.high) == (others.min(), others.max())
+    assert found.below == max(others[others < value], default=-np.inf)
+    assert found.above == min(others[others > value], default=np.inf)
+    np.testing.assert_array_equal(found.away, away)
+
+
+def test_zeros_in_a_hole_are_told_from_samples_that_are_all_below_zero() -> None:
+    at, why = find_nodata(np.where(HOLE, 0.0, -np.abs(NOISY)), None)
+    np.testing.assert_array_equal(at, HOLE)
+    assert why == "0, the only value that repeats"
 
 
 def test_a_value_by_convention_may_be_alone() -> None:

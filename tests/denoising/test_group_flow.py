@@ -119,6 +119,8 @@ def test_a_problem_is_that_of_denoise(quality: str, kind: str) -> None:
 def test_what_has_no_flow_or_several_is_refused() -> None:
     with pytest.raises(nl.InputError, match="image: the input is constant, so that there is no flow; denoise"):
         problem(np.ones((9, 9)), 1.0)
+    with pytest.raises(nl.InputError, match=r"^image: got 2 missing sample\(s\), .* fill them in before"):
+        problem(np.where(np.arange(F.size).reshape(F.shape) < 2, np.nan, F), 1.0)
     with pytest.raises(TypeError):
         problem(F, 1.0, mask=F > 0)  # type: ignore[call-arg]  # holes are filled in by several flows
     with pytest.raises(nl.InputError, match="quality: got 'pixels' for a volume"):

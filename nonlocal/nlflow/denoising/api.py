@@ -62,53 +62,49 @@ def denoise(
 ) -> Any:
     """Denoise an image, a volume, a clip or a signal, with channels or without, by a nonlocal flow of its patches.
 
-    ``pixels`` is the E-flow of pixels under the patch kernel of nonlocal means, with a scalar fidelity for each pixel.
-    ``fast``, ``balanced`` and ``best`` are flows of groups of alike patches (blocks in volumes and clips) with a
-    fidelity matrix for each group, Lambda = C / s^2 of the group's covariance C and the noise s that is left: a
-    semi-implicit step is the local Wiener (nonlocal Bayes) filter.
+    ``pixels`` is the E-flow of pixels under the patch kernel of nonlocal means, with a fidelity for each pixel. The
+    other qualities are flows of groups of alike patches with a fidelity matrix for each group, C / s^2 for its
+    covariance C and the noise s that is left: a semi-implicit step is the local Wiener (nonlocal Bayes) filter.
 
     Parameters
     ----------
     image : array_like or tensor
         (N,) signal, (H, W) image or (Z, H, W) volume; with channels (N, C), (H, W, C) or (Z, H, W, C). Integers,
-        booleans and floats; NaN and masked samples are missing. A torch tensor of floats gives a tensor on its device.
-        Of a pandas DataFrame each column of numbers is a signal of its own; objects of pandas and xarray come back as
-        such, integers rounded.
+        booleans and floats; a torch tensor of floats; an object of pandas or xarray. In a DataFrame each column of
+        numbers is a signal of its own, but for columns that rise or fall in equal steps, which stay.
     sigma : float or array_like, optional
-        Standard deviation of the noise **in the units of the input** (grey levels 0...255 for uint8): a number, one
-        number a channel, one number a slice or frame (Z,), or a map of the spatial shape (or of the image's). Samples
-        with a 0 in an array are left as they are. Estimated when not given.
+        Standard deviation of the noise **in the units of the input** (grey levels 0...255 for uint8); estimated by
+        default. One number, one a channel, one a slice or frame (Z,), or a map of the spatial or the full shape; where
+        an array holds 0, samples stay as they are.
     quality : {'fast', 'balanced', 'best', 'pixels'}
-        'pixels' has parameters of its own, and is for images and signals.
+        'pixels' is for images and signals.
     noise : {'auto', 'white', 'poisson', 'rician', 'impulses', 'hot'} or Noise
-        'auto' finds out which noise it is when no `sigma` is given (`nlflow.estimate_noise`). 'white' estimates the
-        strength alone. 'poisson' is for counts (`Poisson`), 'rician' for magnitudes of complex samples (`Rician`).
-        'impulses' and 'hot' find samples that tell nothing (`Impulses`, `HotPixels`) beside white noise, and fill them
-        in. ``pixels`` takes correlated noise for white noise.
+        'auto' finds out which noise it is when no `sigma` is given (`nlflow.estimate_noise`), 'white' estimates the
+        strength alone. The others are for counts (`Poisson`), for magnitudes of complex samples (`Rician`), and for
+        single samples that are wrong (`Impulses`, `HotPixels`) beside white noise. ``pixels`` takes correlated noise
+        for white noise.
     channel_axis : int, optional
-        Axis of colours or channels; all of them say which patches are alike. Constant channels come back as they are.
+        Axis of colours or channels, which are compared together. Constant channels come back as they are.
     axes : str, optional
-        What each axis is, one letter each: T (time), Z, Y, X and C (channels), such as 'ZYX', 'TYXC' or 'CZYX'. At most
-        three of T, Z, Y and X, T first among them. With T before two others the image is a clip: the search follows
-        motion from frame to frame. Without `axes` an array of three axes is a volume if each has at least 8 samples.
-        Of a tensor one more axis may be B, a batch whose items are denoised each by itself.
+        One letter for each axis: T (time), Z, Y, X or C (channels), such as 'ZYX', 'TYXC' or 'CZYX'; for tensors also B
+        (a batch of images). At most three of T, Z, Y and X, T first. T before two others makes a clip, in which the
+        search follows motion. Without `axes` an array of three axes is a volume if each has at least 8 samples.
     spacing : array_like, optional
-        Distance of samples along each axis but that of the channels, in any unit: patches and windows of a volume are
-        thinner along axes whose samples lie farther apart. Equal by default; without effect elsewhere.
+        Distance of samples along each axis but that of the channels, in any unit; equal by default. Along axes whose
+        samples lie farther apart, patches and windows of a volume are thinner. Without effect on images and clips.
     mask : array_like of bool, or 'nan', optional
-        True, or a number that is not 0, where samples are **missing** and are to be filled in, whatever their values.
-        Of the spatial shape, or of the image's (a pixel is missing where any channel is). ``'nan'``: what is not finite
-        is missing.
+        Not 0 where samples are **missing** and are to be filled in, whatever their values: of the spatial shape, or of
+        the full shape (a pixel is missing where any channel is). ``'nan'`` means samples that are not finite.
     keep : array_like of bool, optional
-        True where the result is the input, unless it is missing.
+        Not 0 where the result is the input, unless it is missing; shaped as `mask`.
     preserve_range : bool
         Keep the units of an integer input. By default integers come back as scikit-image converts them to float
         (uint8: 0...1).
     return_info : bool
         Return ``(result, info)`` with a `DenoiseInfo`.
     progress : bool or callable
-        True for a progress bar on stderr. A callable gets the share of the work that is done; what it raises ends the
-        call. A `nlflow.denoising.Trail` keeps the course of the flow.
+        True for a progress bar on stderr. A callable gets the share of the work that is done, from 0 to 1; what it
+        raises ends the call. A `nlflow.denoising.Trail` keeps the course of the flow.
     options : Options, optional
         All else: `nlflow.denoising.Options`.
     **more
@@ -118,13 +114,15 @@ def denoise(
     Returns
     -------
     array or tensor
-        Shape of the input; float32 for float32 and float16, otherwise float64.
+        Shape of the input; float32 for float32 and float16, otherwise float64. A tensor for a tensor, on its device; an
+        object of pandas or xarray for one, in its own units and types, integers rounded.
 
     Raises
     ------
     InputError
-        For infinity, nothing but missing samples, arguments of wrong shape or range, wrapped phases and label images
-        without `sigma` and `noise`, and integers of 32 or 64 bits without `preserve_range` whose values fit 16 bits.
+        For infinity, an image without samples, arguments of wrong shape or range, and integers of 32 or 64 bits without
+        `preserve_range` whose values fit 16 bits; without `sigma` and `noise` also for wrapped phases, integers that
+        wrapped round and label images.
     MemoryLimitError
         When not even the smallest strip, or for ``pixels`` the padded image, fits `max_memory`.
 
@@ -134,13 +132,12 @@ def denoise(
     O(G ((2 r + 1)^n D + m D^2 + D^3)) a step for G groups of m patches of D samples. The result on a CPU does not
     depend on the number of threads.
 
-    Samples stay as they are where they are NaN, hidden by a masked array, or of a value that stands for "no data"
-    (-9999, 0 in holes; a guess, which a warning or ``info.given`` names), unless `mask` has them filled in. An alpha
-    channel that is nearly everywhere 0 or full stays too. With a `mask` neither of the two is looked for. A mosaic of
-    colours (the raw picture of a camera) is denoised as it is.
+    Samples that no `mask` names stay as they are where they are NaN or hidden by a masked array. Without a `mask` also
+    those stay whose value seems to stand for "no data" (-9999, 0 in holes), of which a warning tells, and an alpha
+    channel that is nearly everywhere 0 or full.
 
-    A tensor that requires a gradient is denoised with derivatives for groups held still: groups, principal channels and
-    an estimated noise are constants. It is refused for an item that is returned unchanged, and for `mask`, `stopping`
+    A tensor that requires a gradient gets derivatives for groups held still: groups, principal channels and an
+    estimated noise are constants. It is refused for an item that is returned unchanged, for missing samples, `stopping`
     and models of noise that is not white. ``pixels``, clips and `separate` are refused for tensors.
 
     References
@@ -270,15 +267,14 @@ def problem(
     Returns
     -------
     Problem
-        For `nlflow.solve`; ``back(solution.final)`` is the result of `denoise`, to the last bit for a `sigma` that is
-        given. (`denoise` takes less out where the residual is not the noise that was found.)
+        For `nlflow.solve`. ``back(solution.final)`` is the result of `denoise`; where the noise is found out, `denoise`
+        may take less out.
 
     Raises
     ------
     InputError
-        As `denoise`; where it solves no flow, or several: for an input without noise, noise that is met on several
-        sizes of the picture (correlated noise, few counts), samples that are missing, a recording whose noise is to be
-        found out, and for ``pixels`` with a map of the noise.
+        As `denoise`; for an input without noise, samples that are missing or were replaced (impulses), few counts, and
+        a recording whose noise is to be found out; for ``pixels`` a map of the noise, for all others correlated noise.
     MemoryLimitError
         When the flow does not fit the memory as a whole.
 
@@ -309,8 +305,11 @@ def problem(
         raise InputError(f"noise: got {frame.noise}, so few that denoise() solves flows on cells of samples; give "
                          "noise='white' or a sigma for one flow")  # fmt: skip
     if frame.missing is not None:
-        raise InputError(f"noise: got {frame.noise}, of which samples are missing, for which denoise() solves several "
-                         "flows; give noise='white' or a sigma for one flow")  # fmt: skip
+        if frame.absent is not None:
+            raise InputError(f"image: got {np.count_nonzero(frame.absent)} missing sample(s), which denoise() fills in "
+                             "by several flows; fill them in before, or use denoise()")  # fmt: skip
+        raise InputError(f"noise: got {frame.noise}, which denoise() fills in by several flows; give noise='white' or "
+                         "a sigma for one flow")  # fmt: skip
     if frame.has_scales:
         raise InputError("noise: got a recording whose noise is to be found out, for which denoise() solves flows on "
                          "several scales; give noise='white' or a sigma for one flow")  # fmt: skip

@@ -38,35 +38,38 @@ class Options:
     Parameters
     ----------
     strength : float
-        Multiple of the noise that is removed: above 1 for smoother results, below 1 for more detail. 1 for counts.
+        Multiple of the noise that is removed: above 1 for smoother results, below 1 for more detail. For noise that is
+        given as counts only 1.
     separate : bool
-        Denoise each channel as if it were alone, for channels that have nothing to do with each other, as the columns
-        of a table. A channel of which every sample is missing stays as it is.
+        Denoise each channel as if it were alone, for channels that have nothing to do with each other, such as the
+        columns of a table.
     stopping : {'discrepancy', 'sure'}, optional
-        Which estimate on the flow's path to return, in place of the preset's rule: the one whose residual is nearest to
-        the noise, or the one of least mean squared error by Stein's estimate with Monte-Carlo divergence (a second run;
-        the estimate is ``info.risk``). With it ``noise='auto'`` is 'white'; noise that is correlated, or Gaussian and
+        Which estimate on the flow's path to return, in place of the last one: that whose residual is nearest to the
+        noise, or that of least mean squared error by Stein's estimate with Monte-Carlo divergence (a second run; the
+        estimate is ``info.risk``). With it ``noise='auto'`` is 'white'; noise that is correlated, or Gaussian and
         follows the intensity, is refused.
     max_memory : float, optional
         Bytes of working memory; half of the physical memory by default (`nlflow.errors.memory_limit`), on a GPU what is
-        free there. Where it is too small, ``pixels`` computes its weights anew at each step and groups run in strips.
+        free there. With less, ``pixels`` computes its weights anew at each step, and groups run in strips.
     width : float, optional
-        ``pixels`` only, as the next four: filter parameter h in the units of the input; with a map of sigma it
-        follows that, and this is its root mean square. By default h = 1.9 s n^(-1/4), n the samples in a patch
-        (channels count) and s the noise left in them by the smoothing.
+        Of ``pixels``: filter parameter h in the units of the input. With a map of sigma it follows that, and this is
+        its root mean square. By default h = 1.9 s n^(-1/4), n being the samples in a patch (channels count) and s the
+        noise that a Gaussian of 0.55 samples leaves.
     patch_size : int, optional
-        Side of the patches, odd; at most twice the longest side of the image, less 1.
+        Of ``pixels``: side of the patches, odd, at most twice the longest side of the image less 1.
     search_radius : int, optional
-        Half side of the search window; its weights fall off as a Gaussian whose standard deviation is 0.6 times this.
+        Of ``pixels``: half side of the search window. Its weights fall off as a Gaussian whose standard deviation is
+        0.6 times this.
     fidelity : float, optional
-        A constant lambda~ in place of the local one; 0 for the J-flow.
+        Of ``pixels``: a constant lambda~ in place of the local one; 0 for the J-flow.
     steps : int, optional
-        Exactly this many steps, in place of the stopping rule.
+        Of ``pixels``: exactly this many steps, in place of the stopping rule.
     seed : int
-        Of the random signs of Stein's estimate: for ``stopping='sure'``, and for recordings whose noise is found out.
+        Seed of the random signs of Stein's estimate: for ``stopping='sure'``, and for recordings whose noise is found
+        out.
     device : {'cpu', 'auto', 'cuda', 'cpu-tensors'}
         Where the flow of groups of an array runs: compiled loops, or tensors (extra ``torch``); 'auto' takes a GPU
-        where there is one. ``pixels`` and clips run on the CPU, and refuse 'cuda' and 'cpu-tensors'. Not for tensors.
+        where there is one. ``pixels`` and clips refuse 'cuda' and 'cpu-tensors'. A tensor stays on its own device.
 
     Raises
     ------
@@ -114,11 +117,11 @@ class Options:
 
     @property
     def pixels(self) -> dict[str, Any]:
-        """The options that only ``pixels`` takes."""
+        """The options of ``pixels`` alone."""
         return {name: getattr(self, name) for name in OF_PIXELS}
 
     def check(self, quality: str, dimension: int = 2) -> None:
-        """Refuse what a quality has not."""
+        """Raise `InputError` for options that a quality does not have."""
         check_choice("quality", quality, QUALITIES)
         for name, value in self.pixels.items():
             if value is not None and dimension == 3:
@@ -139,7 +142,7 @@ class Options:
             raise InputError(f"steps: got {self.steps} together with stopping={self.stopping!r}; leave one of them out")
 
     def refuse(self, names: Iterable[str], what: str) -> None:
-        """Refuse options by their names."""
+        """Raise `InputError` for options of these names that are not the default."""
         for name in names:
             if (value := getattr(self, name)) != OPTIONS[name]:
                 raise InputError(f"{name}: got {value!r} for {what}, expected {OPTIONS[name]!r}; leave it out, or use "

@@ -76,7 +76,7 @@ class Pixels:
                 "steps": self.steps or 0}  # fmt: skip
 
     def of_part(self, f: Array, corner: tuple[int, ...], whole: tuple[int, ...], missing: Array | None = None) -> Array:
-        """Return the estimate for a part; it has the bits of weights that are stored."""
+        """Return the estimate for a part, with the bits that it has in the whole."""
         path = solved(f.astype(self.precision, copy=False), self, missing=missing, store=False).path
         return path[-1].astype(f.dtype, copy=False)
 
@@ -114,10 +114,7 @@ class Outcome:
 def problem(
     f: Array, chosen: Pixels, watch: Watch = ALONE, *, missing: NDArray[np.bool_] | None = None, store: bool = True
 ) -> Problem:
-    """Return the E-flow of a signal (..., C) in units of its noise.
-
-    Weights are stored where they fit the memory limit, unless `store` says otherwise; the bits are the same.
-    """
+    """Return the E-flow of a signal (..., C) in units of its noise."""
     kernel, fidelity, steps = chosen.kernel, chosen.fidelity, chosen.steps
     grid, compared = Grid(f.shape[:-1], boundary="reflect"), _smoothed(f)
 
@@ -150,7 +147,7 @@ def solved(f: Array, chosen: Pixels, watch: Watch = ALONE, **options: Any) -> Ou
 def solved_by_level(
     f: Array, variance: Array, asked: Options, unit: float = 1.0, watch: Watch = ALONE, **options: Any
 ) -> Outcome:
-    """Run the flow for noise that varies: at levels at most a factor of 1.5 apart, between which samples lie."""
+    """Run the flow at levels of the noise at most a factor of 1.5 apart, and interpolate between them."""
     sigma, dimension = np.sqrt(variance), sum(n > 1 for n in f.shape[:-1])
     low, high = np.log(float(sigma.min())), np.log(float(sigma.max()))
     count = max(math.ceil((high - low) / _LEVEL_STEP), 1) + 1
@@ -189,10 +186,7 @@ def kernel_for(
     patch_size: int | None,
     search_radius: int | None,
 ) -> Patch:
-    """Choose the patch kernel, to compare patches of `_smoothed`; None is chosen.
-
-    `ratio` is the noise over the signal, and `dimension` the number of axes of more than one sample.
-    """
+    """Return the patch kernel for noise over signal of a `ratio`; what is None is chosen."""
     from scipy.ndimage import gaussian_filter
 
     if patch_size is None:
@@ -228,7 +222,10 @@ def _affinity(kernel: Patch, grid: Grid, f: NDArray[Any], store: bool, memory_li
     except MemoryLimitError:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", NlflowWarning)  # the shrunk window was reported by the first call
-            result = affinity(kernel, grid, f, store=False, memory_limit=memory_limit)
+            try:
+                result = affinity(kernel, grid, f, store=False, memory_limit=memory_limit)
+            except MemoryLimitError as error:  # `memory_limit` is no option of `denoise`
+                raise MemoryLimitError(f"max_memory: {str(error).replace('memory_limit', 'max_memory')}") from None
         result.reason = f"weights take more than {most / 1e6:.4g} MB and are computed anew at each average"
         return result
 
@@ -261,11 +258,9 @@ def parameters(kernel: Patch, unit: float) -> dict[str, Any]:
 
 
 def reach(kernel: Patch, steps: int) -> int:
-    """After so many steps."""
     smoothing = int(4 * SMOOTHING + 0.5)  # where SciPy cuts the Gaussian off
     return steps * kernel.search_radius + 3 * (kernel.patch_size // 2) + smoothing
 
 
 def enough(squares: float, count: int) -> bool:
-    """Tell whether a residual ends a flow that may stop by itself."""
     return math.sqrt(squares / count) >= _ENOUGH_RESIDUAL

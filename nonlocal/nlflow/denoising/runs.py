@@ -1,4 +1,4 @@
-"""How a flow is run."""
+"""Runs of flows, and what is told of them."""
 
 from __future__ import annotations
 
@@ -47,7 +47,6 @@ def within(tell: Tell | None, low: float, high: float) -> Tell | None:
 
 @contextmanager
 def telling(progress: bool | Tell, label: str) -> Iterator[Tell | None]:
-    """Give what shares are told to."""
     if callable(progress) or not progress:
         yield progress if callable(progress) else None
         return
@@ -58,28 +57,29 @@ def telling(progress: bool | Tell, label: str) -> Iterator[Tell | None]:
 
 
 class Trail:
-    """What calls of `nlflow.denoise` leave behind: the course of the last, and weights; given to them as ``progress``.
+    """The course of the last call of `nlflow.denoise`, to which it is given as ``progress``; it spares calls work.
 
     Parameters
     ----------
     tell : callable, optional
-        Gets the share of the work that is done, and may raise to end the call.
+        Gets the share of the work that is done, from 0 to 1; what it raises ends the call.
 
     Attributes
     ----------
     course : dict of str to array
-        Of the states that the last call has gone through, the input first: ``t``, the flow's time; ``distance``, to
-        the constant that the J-flow tends to, root mean square in the units of the input (of stabilized counts for
-        noise of counts). For ``pixels`` also ``J`` and ``E``, over the sum of the degrees, in units of the squared
-        noise. Empty where nothing was done, where channels went ways of their own, and for noise that varies or is
-        correlated.
+        Of the states of the last call, the input first: ``t``, the flow's time, and ``distance`` from the constant that
+        the J-flow tends to, a root mean square in the units of the input (of stabilized counts for counts). For
+        ``pixels`` its squares are weighted by the degrees, and there are also ``J`` and ``E``, over the sum of the
+        degrees, in units of the squared noise. Empty where not one flow was solved: without noise, with `separate`, for
+        noise that varies or, but for ``pixels``, is correlated, for few counts and for recordings whose noise was found
+        out.
     reused : int
-        How often weights were used again.
+        How often weights of ``pixels`` were used again.
 
     Notes
     -----
-    The noise that was estimated last is kept, and so are the weights of the last two flows of pixels while they take at
-    most 256 MiB. One thread at a time; not for tensors.
+    It keeps the last estimate of the noise, and the weights of the last two flows of ``pixels`` while they take at most
+    256 MiB, for calls with the same input. One thread at a time; refused for tensors.
 
     Examples
     --------
@@ -106,13 +106,13 @@ class Trail:
             self.tell(share)
 
     def estimate(self, signal: Array, missing: NDArray[np.bool_] | None) -> NDArray[np.float64]:
-        """What `estimate_sigmas` found, kept."""
+        """Return what `estimate_sigmas` finds."""
         from nlflow.denoising.noise.finding.sigma import estimate_sigmas
 
         return self._once("levels", estimate_sigmas, signal, missing)  # type: ignore[no-any-return]
 
     def examine(self, samples: Array, missing: NDArray[np.bool_] | None) -> NoiseEstimate:
-        """What `examine` found, kept."""
+        """Return what `nlflow.denoising.noise.finding.verdict.examine` finds."""
         from nlflow.denoising.noise.finding.verdict import examine
 
         return self._once("verdict", examine, samples, missing)  # type: ignore[no-any-return]
@@ -127,7 +127,7 @@ class Trail:
     def weights(
         self, build: Callable[[], Affinity], kernel: Kernel, grid: Grid, compared: Array, *settings: Any
     ) -> Affinity:
-        """Return the weights of patches, built or kept, with the warnings of when they were built."""
+        """Return weights, built or kept; warnings of the building come again."""
         content = digest(np.ascontiguousarray(compared).data)
         key = described((kernel, grid, compared.dtype.str, compared.shape, settings, content))
         if key in self._kept:
@@ -148,21 +148,21 @@ class Trail:
 
 @dataclass(frozen=True)
 class Problem:
-    """A flow that denoises, ready for `nlflow.solve`.
+    """A flow that denoises, for `nlflow.solve`.
 
     Attributes
     ----------
     flow : GradientFlow or GroupFlow
-        Its observed signal is the input in units of its noise, shape (..., C).
+        Its observed signal is the input less its mean, in units of its noise, of shape (..., C).
     integrator : Integrator
     t : float
         End time.
     rules : tuple of Tracker
-        Where it stops earlier.
+        Stopping rules.
     back : callable
-        From a signal of the flow to an estimate laid out as the input.
+        From a signal of the flow to an estimate in the units and the shape of the input.
     told : dict
-        What `DenoiseInfo` says of it.
+        Entries of `DenoiseInfo`.
     """
 
     flow: Flow
@@ -278,7 +278,7 @@ def run(problem: Problem, watch: Watch) -> tuple[list[Array], Solution[Any]]:
 
 
 def unrolled(problem: Problem) -> list[Array]:
-    """Return the signals after each step of tensors, with derivatives; groups are constants."""
+    """Return the signals of tensors after each step, with derivatives for groups held still."""
     flow: Flow = problem.flow
     u: Any = flow.observed
     memory: dict[str, Any] = {}
