@@ -154,10 +154,12 @@ def test_certificates_of_channels(name: str, p: float, isotropic: bool) -> None:
     assert single.value == pytest.approx(found.value, rel=3e-4)
 
 
-def test_total_variation_with_absolute_values_is_a_linear_program() -> None:
+@pytest.mark.parametrize("weak", [1.0, 0.2, 1e-6, 1e-25])
+def test_total_variation_with_absolute_values_is_a_linear_program(weak: float) -> None:
     """Chan and Esedoglu's model, whose minimum SciPy's simplex method knows."""
+    pull = W * LAMBDA
     i, j = np.nonzero(np.triu(EDGES))
-    cost = np.concatenate([np.zeros(N), EDGES[i, j], W * LAMBDA])
+    cost = np.concatenate([np.zeros(N), EDGES[i, j] / max(weak, 1e-6), pull])
     incidence = np.zeros((len(i), N))
     incidence[np.arange(len(i)), i], incidence[np.arange(len(i)), j] = 1, -1
     # |D u| <= s and |u - f| <= t.
@@ -168,10 +170,35 @@ def test_total_variation_with_absolute_values_is_a_linear_program() -> None:
     ])  # fmt: skip
     bound = np.concatenate([np.zeros(2 * len(i)), F, -F])
     least = linprog(cost, upper, bound, bounds=(None, None)).fun
-    found = nl.Ep(WEIGHTS, F, LAMBDA, 1, misfit=nl.L1()).minimizer(rtol=1e-9)
+    found = nl.Ep(WEIGHTS, F, LAMBDA * weak, 1, misfit=nl.L1()).minimizer(rtol=1e-9)
     assert found.success
-    assert (1 - found.gap) * found.value <= least * (1 + 1e-12)
-    assert found.value <= least * (1 + 2e-9)
+    assert (1 - found.gap) * found.value / weak <= least * (1 + 1e-12)
+    assert found.value / weak <= least * (1 + 2e-9)
+
+
+@pytest.mark.parametrize(("name", "isotropic", "dtype"), pairs(list(MISFITS), [False, True], [np.float64, np.float32]))
+@pytest.mark.parametrize("weak", [1e-3, 1e-25])
+@pytest.mark.sampled(4)
+def test_weak_fidelities_leave_constants(name: str, isotropic: bool, dtype: Any, weak: float) -> None:
+    """On each part of the graph the best one, found by SciPy."""
+    k = np.kron(np.eye(2), np.full((5, 5), 0.5)).astype(dtype)
+    strength = np.append(LAMBDA, [0.9, 0.2, 0.5])
+    f = np.abs(np.random.default_rng(3).normal(size=(10, 2))).astype(dtype)
+    graph = nl.from_matrix(k, nl.Points(np.arange(10.0), weights=np.ones(10)))
+    found = nl.Ep(graph, f, strength * weak, 1, misfit=MISFITS[name], isotropic=isotropic).minimizer()
+    assert found.success
+    assert found.iterations == 0
+    total = 0.0
+    for part in (slice(0, 5), slice(5, 10)):
+        for channel in range(2):
+            values = f[part, channel].astype(np.float64)
+            best = minimize_scalar(
+                lambda c, values=values, part=part: float(strength[part] @ plain_misfit(name, np.full(5, c), values)),
+                bounds=(values.min(), values.max()), method="bounded", options={"xatol": 1e-12},
+            )  # fmt: skip
+            total += best.fun
+            np.testing.assert_allclose(found.u[part, channel], best.x, atol=2e-6)
+    assert found.value == pytest.approx(weak * total, rel=1e-6 if dtype is np.float32 else 1e-9)
 
 
 @pytest.mark.slow

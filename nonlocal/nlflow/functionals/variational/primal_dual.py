@@ -14,6 +14,7 @@ from nlflow._array import Floats
 from nlflow.errors import check_memory
 from nlflow.functionals.misfits import Misfit, Squares
 from nlflow.functionals.variational.certificate import bounding_box, fidelity_slack, misfit_slack
+from nlflow.functionals.variational.constants import constants
 from nlflow.functionals.variational.jp import Jp, edge_loop
 
 _EVERY = 10
@@ -57,7 +58,9 @@ def minimize(
     make = _Iteration if misfit is None else partial(_Proximal, misfit)
     iteration = make(jp, f, rigid, start, dual)
     saddle = iteration.saddle
-    if (plain := jp.plain(f, rigid, misfit or Squares(), f.dtype)) is not None:  # no gap is small beside the value
+    given = misfit or Squares()
+    plain = jp.plain(f, rigid, given, f.dtype)  # no gap is small beside the value
+    if plain is not None or (plain := constants(jp, f, rigid, given)) is not None:
         saddle.u, saddle.value, saddle.gap = plain[0].astype(f.dtype), plain[1], 0.0
         return saddle
     due = _EVERY
