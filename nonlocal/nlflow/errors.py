@@ -90,7 +90,7 @@ def _is_seen(letter: str) -> bool:
 
 
 def quoted(word: object) -> str:
-    """Return a word as a shell of Unix takes it, without characters that nobody sees.
+    """Return a word in the quotes of a shell of Unix, in one line of characters that are seen.
 
     A path that begins with a dash is named in its folder, since it would be an option.
     """
@@ -98,8 +98,9 @@ def quoted(word: object) -> str:
     text = f"./{text}" if isinstance(word, PurePath) and text.startswith("-") else text
     if all(map(_is_seen, text)):
         return shlex.quote(text)
-    kept = text.replace("\\", "\\\\").replace("'", "\\'")
-    return f"$'{''.join(one if _is_seen(one) else _bytes_of(one) for one in kept)}'"
+    form = "".join(one if _is_seen(one) and one not in "-%'\\" else _bytes_of(one) for one in text)
+    # $(...) takes newlines from the end; not all shells know the other form, which keeps them.
+    return f"$'{form}'" if text.endswith("\n") else f"\"$(printf '{form}')\""
 
 
 def _bytes_of(letter: str) -> str:
@@ -107,7 +108,7 @@ def _bytes_of(letter: str) -> str:
         found = os.fsencode(letter)
     except UnicodeEncodeError:  # half of a pair, which names inside files may hold, and no name of a file
         found = letter.encode("utf-8", "surrogatepass")
-    return "".join(f"\\x{byte:02x}" for byte in found)
+    return "".join(f"\\{byte:03o}" for byte in found)
 
 
 def command(*words: object) -> str:

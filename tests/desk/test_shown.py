@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+import shutil
 import subprocess
 import sys
 import warnings
@@ -24,14 +25,15 @@ SOURCES = Path(files.__file__).parents[1]
 EVIL = "\x1b]0;title\x07\x1b[31mred\u202etxt.\x9b\u2066\r\u2028"
 UNSEEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 WORDS = ("plain.png", "a b.png", "$(touch X)", "`touch X`", "a'b\"c", "a;touch X #", "-x.png", "é☃ 中文", "\\n", "~",
-         EVIL, "two\nlines", "\udcff\udc80.png", "")  # fmt: skip
+         EVIL, "two\nlines", "-\t%d'\\1", "end\n", "\udcff\udc80.png", "")  # fmt: skip
 
 
+@pytest.mark.parametrize("name", ["bash", "dash", "sh", "zsh"])
 @pytest.mark.parametrize("word", WORDS)
-def test_a_shell_takes_a_quoted_word_as_it_is(word: str) -> None:
-    shell = next((one for one in ("/bin/bash", "/usr/bin/bash") if Path(one).exists()), None)
-    if shell is None:
-        pytest.skip("there is no bash here")
+def test_a_shell_takes_a_quoted_word_as_it_is(word: str, name: str) -> None:
+    shell = shutil.which(name)
+    if shell is None or (word.endswith("\n") and name in ("dash", "sh")):
+        pytest.skip(f"there is no {name} here, or it has no quotes for this word")
     text = command("printf", "%s", word)
     assert not UNSEEN.search(text)
     found = subprocess.run([shell, "-c", text], capture_output=True, check=True, timeout=20).stdout
@@ -45,7 +47,7 @@ def test_paths_are_no_options() -> None:
 
 def test_half_a_pair_is_quoted_too() -> None:
     """Names inside files and of uploads may hold one, names of files not."""
-    assert quoted("a\ud800") == r"$'a\xed\xa0\x80'"
+    assert quoted("a\ud800") == r'''"$(printf 'a\355\240\200')"'''
 
 
 def test_what_nobody_sees_is_shown() -> None:

@@ -360,6 +360,25 @@ def test_diversity_and_rates_of_equilibria() -> None:
     result.figure()
 
 
+@pytest.mark.parametrize("width", [0.01, 0.0085])
+def test_equilibria_of_nodes_that_almost_fall_into_parts(width: float) -> None:
+    fidelity = [1e-3, 1e-2, 1e-1]
+    result = run_study(
+        "equilibrium", kernel=Gaussian(width), nodes=16, boundary="isolated", fidelity=fidelity, metric="l2"
+    )
+    assert [fit for fit in result.fits if fit.passed is False] == []
+    for row in result.rows:  # the smallest rates of the graph are nothing beside the fidelity
+        assert row["rate"] == pytest.approx(row["fidelity"], rel=1e-6)
+    x = np.arange(16) / 16
+    k = 2 / 16 * np.exp(-((x[:, None] - x) ** 2) / (2 * width**2)) * (1 - np.eye(16))
+    gap = np.linalg.eigvalsh(np.diag(k.sum(axis=1)) - k)[1]
+    small = gap * np.array([1e-3, 1e-2, 1e-1])
+    near = run_study("equilibrium", kernel=Gaussian(width), nodes=16, boundary="isolated", fidelity=small, metric="l2")
+    assert [fit for fit in near.fits if fit.passed is False] == []
+    for row in near.rows:
+        assert np.isnan(row["rate"]) or row["rate"] == pytest.approx(gap + row["fidelity"], rel=1e-3)
+
+
 def test_equilibria_of_attention() -> None:
     q, k, v = tokens(25)
     result = run_study("equilibrium", queries=q, keys=k, values=v)

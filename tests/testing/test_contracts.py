@@ -14,9 +14,10 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import scipy.linalg
+from scipy.sparse import csr_array
 
 import nlflow as nl
-from nlflow.affinities import Affinity, Unlinked
+from nlflow.affinities import Affinity, SparseAffinity, Unlinked
 from nlflow.flows import (
     AverageVectorField,
     AveragingFlow,
@@ -51,6 +52,7 @@ F = np.sin(np.arange(24.0))
 DENSE = nl.affinity(nl.Gaussian(width=1.0), nl.Points(X))
 EDGES = nl.affinity(nl.Gaussian(width=1.0), nl.Grid(20), window=2)
 ROOTS = RNG.normal(size=(6, 3, 3))
+LOOP = np.diag([0.0, 0.0, 0.0, 0.0, 2.0])
 SPHERE = nl.on_sphere(RNG.normal(size=(9, 3)))
 TOKENS = nl.affinity(nl.ExpDotProduct(), nl.Points(np.arange(24.0)), X, queries=X[::-1].copy())
 
@@ -80,6 +82,10 @@ def test_kernels(name: str) -> None:
 
 AFFINITIES: dict[str, Callable[[], Affinity]] = {
     "graph with a node that sees nobody": lambda: nl.affinity_from_graph(np.diag(np.ones(4), 1)),
+    "graph with a node that has a loop alone": lambda: nl.affinity_from_graph(np.diag(np.ones(4), 1) + LOOP),
+    "graph with a node without any edge": lambda: SparseAffinity(
+        nl.Points(np.arange(5.0)), csr_array(np.diag([1.0, 1.0, 1.0, 0.0], 1)), symmetric=False
+    ),
     "DenseAffinity": lambda: DENSE,
     "PairwiseAffinity": lambda: nl.affinity(nl.Gaussian(width=1.0), nl.Points(X), method="pairwise"),
     "NeighbourAffinity": lambda: nl.affinity(nl.Gaussian(width=1.0), nl.Points(X), method="sparse"),
@@ -293,6 +299,24 @@ def test_affinities_with_faults_are_found(fault: str) -> None:
     check_affinity(Sums())
     with pytest.raises(ContractError, match="affinity"):
         check_affinity(Sums(fault))
+
+
+class Halved(SparseAffinity):
+    """A graph whose K has half of the last row."""
+
+    def _symmetrized(self) -> Affinity:
+        edges = (self._graph + self._graph.T).toarray()
+        edges[-1] /= 2
+        result = super()._symmetrized()
+        result._take(csr_array(edges))
+        return result
+
+
+@pytest.mark.parametrize("loop", [0, 1])
+def test_a_wrong_row_of_a_node_that_sees_nobody_is_found(loop: int) -> None:
+    edges = csr_array(np.diag(np.ones(4), 1) + loop * LOOP)
+    with pytest.raises(ContractError, match=r"symmetrized\(\) (has|averages with) .*k \+ k\^T"):
+        check_affinity(Halved(nl.Points(np.arange(5.0)), edges, symmetric=False))
 
 
 @pytest.mark.parametrize("enter", [nl.J, nl.AttentionFlow, nl.MarkovChain], ids=lambda one: one.__name__)

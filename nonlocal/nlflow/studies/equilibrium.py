@@ -11,14 +11,13 @@ import numpy as np
 from nlflow._array import Array, to_numpy
 from nlflow.equilibria import diversity, diversity_bounds, equilibrium
 from nlflow.errors import InputError, NumericalError
-from nlflow.flows.integrators import Exponential
 from nlflow.flows.linear import LinearFlow
 from nlflow.flows.spectrum import relaxation_rate
 from nlflow.studies.contract import JUDGED, ROUNDING, Kind, Options, Row, columns, grouped
 from nlflow.studies.fits import FEWEST, Fit, largest, no_fit, power_fit, regress
 from nlflow.studies.options import DEVICE, GRID, OWN, check_sizes
 from nlflow.studies.quantities import QUANTITIES
-from nlflow.studies.settings import build, build_flow, exact_solution, integrate
+from nlflow.studies.settings import DENSE, build, build_flow, exact_solution
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -28,7 +27,6 @@ _SMALL = 0.15  # of the spectral gap: below, diversity is proportional to the fi
 _FOLDS = np.linspace(2, 16, 15)  # e-foldings of the slowest mode over which the rate is measured
 _SMOOTHING, _CYCLES = 12.0, 6  # e-foldings of the slowest mode before, and how often
 _SLACK = 1e-8  # relative: bounds are attained by some signals
-_DENSE = 1000
 _RATE_OFF = 0.03  # of a rate that is measured over finitely many e-foldings
 
 
@@ -67,7 +65,7 @@ class EquilibriumStudy(Kind):
             before = diversity(flow, problem.start)
             if before <= ROUNDING * float(np.abs(to_numpy(problem.start)).max()):
                 raise InputError("start: got a constant signal, which has no diversity; give another")
-            dense = problem.domain.size <= _DENSE
+            dense = problem.domain.size <= DENSE
             limit = equilibrium(flow, method="direct" if dense else "auto", rtol=1e-11)
             if not limit.success:
                 raise NumericalError(f"the equilibrium for fidelity={fidelity:g} was not found: {limit.message}")
@@ -140,13 +138,10 @@ def _slow(flow: LinearFlow, rng: np.random.Generator) -> Array:
 
 def _rate(flow: LinearFlow, limit: Array, start: Array, predicted: float) -> float:
     """Return the rate at which |u(t) - u*|, means removed, decays late; NaN where rounding comes first."""
-    if not predicted > 0:
+    if not _RATE_OFF * predicted > _FOLDS[-1] * ROUNDING * flow.spectral_bounds()[1]:
         return math.nan
     times = [float(t) for t in _FOLDS / predicted]
-    if flow.symmetric:
-        courses = list(integrate(flow, start, times, Exponential(tol=1e-13)).u)
-    else:
-        courses = [exact_solution(flow, start, t)[0] for t in times]
+    courses = [exact_solution(flow, start, t)[0] for t in times]
     distances = [diversity(flow, u - limit) for u in courses]
     floor = ROUNDING * diversity(flow, start)
     # In units of the predicted time: times themselves may be too small to square.
