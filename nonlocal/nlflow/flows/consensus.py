@@ -35,14 +35,13 @@ _LEAST = {4: 1e-35, 8: 1e-300}
 class AveragingFlow(Flow):
     """Each particle moves to the weighted mean of what it sees, dx_i/dt = sum_j w_j k(x_i, y_j) y_j / d_i - x_i.
 
-    The points y are the particles themselves, or fixed data. A velocity takes O(N M d) time.
+    The points y are the particles, or fixed data. A velocity takes up to O(N M d) time.
 
     Parameters
     ----------
     particles : array_like of shape (N, d)
-        Give the dtype and the shape; `solve` takes the start.
+        They give the dtype and the shape; the start goes to `solve`.
     kernel : RadialKernel
-        k, as a function of the distance.
     data : array_like of shape (M, d), optional
         y; the particles by default.
     weights : array_like of shape (M,), optional
@@ -161,7 +160,7 @@ def hegselmann_krause(opinions: Any, confidence: float) -> AveragingFlow:
     """Return opinions that move to the mean of those within a distance: bounded confidence.
 
     (Hegselmann and Krause 2002, J. Artificial Societies and Social Simulation 5(3); in continuous time Blondel,
-    Hendrickx and Tsitsiklis 2010, doi 10.1137/090766188.) The original model takes ``EulerMaruyama(1.0)``.
+    Hendrickx and Tsitsiklis 2010, doi 10.1137/090766188.) ``EulerMaruyama(1.0)`` makes it the original model.
 
     Parameters
     ----------
@@ -230,7 +229,7 @@ class Kuramoto(Flow):
 
     @property
     def has_energy(self) -> bool:
-        """True: there is an energy."""
+        """True."""
         return True
 
     def energy(self, u: Array) -> float:

@@ -78,8 +78,8 @@ def value(functional: J, u: Tensor) -> Tensor:
 def run(flow: LinearFlow, u: Tensor, integrator: Integrator, steps: int) -> Tensor:
     """Return the signal after some steps of an integrator, with its derivatives.
 
-    Steps are computed anew for the derivatives, so that k steps keep about sqrt(k) signals, or k with a kernel that is
-    held for ``every`` > 1 steps.
+    k steps keep about 2 sqrt(k) signals, or k with a kernel that is held for ``every`` > 1 steps; the others are
+    computed anew for the derivatives.
 
     Parameters
     ----------
@@ -92,9 +92,7 @@ def run(flow: LinearFlow, u: Tensor, integrator: Integrator, steps: int) -> Tens
     Raises
     ------
     InputError
-        For another integrator, noise, and terms that depend on time.
-    StabilityError
-        When the step is too long.
+        For other integrators, noise, and terms that depend on time; `StabilityError` for a step that is too long.
     """
     u = flow.held(_tensor("u", flow.affinity.check_signal("u", u)))
     steps = check_integer("steps", steps, minimum=0)
@@ -159,16 +157,14 @@ class _Solution(torch.autograd.Function):
 
 
 def minimizer(functional: E, *, rtol: float | None = None, maxiter: int = 10_000) -> Tensor:
-    """Return the minimizer of E, the equilibrium of its flows, with its first derivatives.
-
-    Derivatives with respect to the observed signal, the fidelity and the features cost one more linear system.
+    """Return the minimizer of E with its first derivatives, for one more linear system.
 
     Parameters
     ----------
     functional : E
         Of an affinity of torch features.
     rtol : float, optional
-        Relative residual of both systems; 1e-10 in float64 and 1e-5 in float32 by default.
+        Relative residual; 1e-10 in float64 and 1e-5 in float32 by default.
     maxiter : int
 
     Raises
@@ -176,7 +172,7 @@ def minimizer(functional: E, *, rtol: float | None = None, maxiter: int = 10_000
     InputError
         For J, and for a fidelity of 0 everywhere.
     NumericalError
-        When a system is not solved to `rtol`.
+        When a system is not solved.
     """
     if not isinstance(functional, E):
         raise InputError(f"functional: got {type(functional).__name__}, expected E(affinity, f, fidelity)")
@@ -212,7 +208,7 @@ def minimizer(functional: E, *, rtol: float | None = None, maxiter: int = 10_000
 
 
 def equilibrium(flow: LinearFlow, *, rtol: float | None = None, maxiter: int = 10_000) -> Tensor:
-    """Return the limit of a frozen flow with a fidelity for t to infinity, with its first derivatives.
+    """Return the limit of a flow for t to infinity, with its first derivatives.
 
     u* = ((I - P) + phi)^-1 phi f, by `minimizer` for a symmetric P, otherwise by GMRES.
 
@@ -228,7 +224,7 @@ def equilibrium(flow: LinearFlow, *, rtol: float | None = None, maxiter: int = 1
     InputError
         For an evolving flow, a flow without fidelity, and other metrics than 'l2' and 'degree'.
     NumericalError
-        When a system is not solved to `rtol`.
+        When a system is not solved.
 
     Examples
     --------

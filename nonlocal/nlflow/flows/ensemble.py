@@ -34,9 +34,9 @@ class Ensemble(Brief):
     values : array of shape (M, T) + that of the signal, or (M,) + that of what was kept
         One path after another.
     seed : int
-        Path m is that of ``solve`` with ``Noise(..., rng=seed, path=m)``, m counted from the path of the flow's noise.
+        Path m has the noise ``Noise(..., rng=seed, path=k + m)``, k being the path of the flow's noise.
     stats : dict
-        Of the first run, with the number of ``paths`` and of those ``side_by_side`` in one run.
+        Of the first run, with the numbers of ``paths`` and of those ``side_by_side`` in one run.
     """
 
     t: Floats
@@ -55,7 +55,7 @@ class Ensemble(Brief):
         return np.asarray(np.var(self.values, axis=0, dtype=np.float64, ddof=1))
 
     def interval(self, level: float = _LEVEL, of: str = "mean") -> tuple[Floats, Floats]:
-        """Return the ends of a pointwise confidence interval, right for large M.
+        """Return the ends of a pointwise confidence interval, for large M.
 
         Parameters
         ----------
@@ -85,7 +85,7 @@ class Ensemble(Brief):
         return np.maximum(low, 0.0) if of == "variance" else low, middle + width * error
 
     def quantile(self, share: float) -> Floats:
-        """Return the quantile of paths at each place."""
+        """Return a quantile of the paths at each place, for a share in [0, 1]."""
         share = check_number("share", share, minimum=0)
         if share > 1:
             raise InputError(f"share: got {share:g}, expected at most 1")
@@ -115,21 +115,19 @@ def ensemble(
 ) -> Ensemble:
     """Return many paths of a flow with noise from one start.
 
-    Path m has the noise of ``solve`` with ``path=m``.
-
     Parameters
     ----------
     flow : Flow
         With a `Noise`.
     start : array, optional
-        u(0) of all paths, as that of `solve`.
+        As that of `solve`.
     count : int
         The number of paths M, at least 2.
     t, t_eval, integrator
         As those of `solve`.
     keep : callable, optional
-        What to keep of a path: a function of the times (T,) and the path (T, ...) that returns a number or an array.
-        The whole path by default.
+        What to keep of a path: a function of the times (T,) and the path (T, ...) that returns a number or an array of
+        one shape; the whole path by default.
     side_by_side : int, optional
         How many paths are run as one, where the flow treats channels alike; as many as make 256 channels by default.
         With 1 a path has the bits of its run by `solve`.
@@ -145,9 +143,9 @@ def ensemble(
     InputError
         As `solve`, and for a flow without noise.
     MemoryLimitError
-        When what is kept does not fit; known after the first run.
+        When what is kept does not fit, after the first run.
     NumericalError
-        When a run does not come to its end.
+        When a run fails.
 
     Examples
     --------

@@ -32,19 +32,19 @@ class Event(Tracker):
     direction : {0, 1, -1}
         1: only where g rises through 0, -1: only where it falls.
     action : {'record', 'stop'} or callable
-        Beside the record: nothing, the end of the run, or a reset ``action(t, u)``, which returns the signal to go on
-        with.
+        What follows beside the record: nothing, the end of the run, or a reset ``action(t, u)``, which returns the
+        signal to go on with.
     tol : float, optional
-        Of the time, absolute; 1e-10 of the end time by default.
+        Absolute tolerance of the time; 1e-10 of the end time by default.
     signals : bool
         Keep the signal at each event, before a reset.
     name : str
-        Of ``Solution.records``, which holds times ``t`` and, where they are kept, signals ``u``.
+        Key in ``Solution.records``, for times ``t`` and, with `signals`, ``u``.
 
     Raises
     ------
     InputError
-        By `solve`: for a g that is no finite number at the start, steps that are layers, noise, and a reset to another
+        In `solve`, for a g that is no finite number at the start, steps that are layers, noise, and a reset to another
         shape or dtype.
 
     Examples
@@ -143,7 +143,7 @@ class Event(Tracker):
         return number
 
     def arm(self, t: float, u: Array, flow: Flow) -> None:
-        """Take the sign of g at t; where it is 0 at first, the sign that it is about to have."""
+        """Keep the sign of g at t, where it is 0 the sign that it is about to have."""
         value = self._value(t, u)
         if value == 0 and self._sign == 0:
             ahead = math.sqrt(self._tol * self._end) / 10
@@ -167,7 +167,7 @@ class Event(Tracker):
         self, integrator: Integrator, flow: Flow, now: tuple[Array, float], end: tuple[Array, float, dict[str, Any]],
         memory: dict[str, Any],
     ) -> tuple[Array, float, dict[str, Any]]:  # fmt: skip
-        """Return signal, time and memory of a shorter step, in which g has just crossed 0; by the Illinois method."""
+        """Return signal, time and memory of the step that ends where g has just crossed 0, by the Illinois method."""
         u, low = now
         below, best, high = self._value(low, u), end, end[1]
         above = self._value(high, end[0])
@@ -197,7 +197,7 @@ class Event(Tracker):
         return best
 
     def happen(self, flow: Flow, u: Array, t: float) -> Array | None:
-        """Take the event down; return the signal of a reset, or None."""
+        """Record the event; return the signal of a reset, or None."""
         crowded = bool(self._found) and t - self._found[-1][0] <= 2 * max(self._tol, _DIGITS * abs(t))
         self._crowd = self._crowd + 1 if crowded else 0
         if self._crowd >= _CROWD:

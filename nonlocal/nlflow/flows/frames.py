@@ -20,7 +20,7 @@ from nlflow.store.series import Frame, Layout, series_of
 
 
 def check_whole(tracker: Tracker, flow: Flow) -> None:
-    """Raise `InputError` where a process holds a part of the signal."""
+    """Raise `InputError` where a process holds only a part of the signal."""
     if flow.affinity.whole_shape != tuple(flow.affinity.domain.shape):
         raise InputError(
             f"trackers: {type(tracker).__name__} needs the whole signal in one process, got nodes shared out among "
@@ -71,15 +71,15 @@ class Resumable(Tracker):
 
 
 class Frames(Resumable):
-    """Write signals, times and energies to a file while the run goes on, for h5py, xarray, zarr or ParaView to read.
+    """Write signals, times and energies to a file while the run goes on, for h5py, xarray, zarr or ParaView.
 
-    ``u`` has the axes and coordinates of `Solution.to_xarray`. A run that is resumed goes on with the file.
+    ``u`` has the axes and coordinates of `Solution.to_xarray`.
 
     Parameters
     ----------
     path : path
-        A free one, or the file of an earlier run of the same problem, which is replaced, or continued by ``resume``.
-        Its name says the format:
+        A new name, or the file of a run of the same problem, which is replaced, or continued by ``resume``. Its suffix
+        gives the format:
 
         - ``.h5``, ``.hdf5``, ``.nc``: HDF5 with the named axes of netCDF 4 (extra ``hdf5``).
         - ``.zarr``: a zarr store of format 3 (extra ``zarr``).
@@ -128,7 +128,7 @@ class Frames(Resumable):
             self._series.create(layout)
 
     def _check_free(self, layout: Layout) -> None:
-        """Make room where the same problem was begun; raise `InputError` where something would be lost."""
+        """Remove the file of the same problem; raise `InputError` for others."""
         if self._series.is_of(layout):
             self._series.remove()
         for place in self._series.places:

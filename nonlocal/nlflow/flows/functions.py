@@ -66,11 +66,11 @@ class FunctionValue(Brief):
     u : array
         Shaped like v.
     error : float
-        A bound of the norm of what `u` is off, over that of v, in the flow's measure, channels added up.
+        A bound of |u - g(A) v| / |v|, in the flow's measure.
     left_out : float
-        The part of it that the method leaves out, rounding aside.
+        The same without rounding.
     applications : int
-        How often A was applied.
+        Of A.
     success : bool
         Whether `left_out` is within the tolerance.
     message : str
@@ -97,11 +97,11 @@ class FunctionOf(LinearOperator):
     scale : float
         The largest \|g\| on samples of it, or on the eigenvalues where they are known.
     error : float
-        As that of `FunctionValue`, for every v; NaN for Lanczos iteration, where `evaluate` knows it for one v.
+        A bound of that of `FunctionValue` for every v; NaN for Lanczos iteration.
     tol : float
-        What `error` may be, rounding aside.
+        Tolerance of `FunctionValue.left_out`.
     applications : int
-        How often A was applied so far; the eigenvalues of a whole matrix aside.
+        Of A so far, those for a whole matrix aside.
     """
 
     def __init__(self, flow: LinearFlow, function: Function, tol: float, method: str, maxiter: int) -> None:
@@ -226,7 +226,7 @@ class FunctionOf(LinearOperator):
         return found.u
 
     def evaluate(self, v: Any) -> FunctionValue:
-        """Return g(A) v for a signal, and a bound of its error."""
+        """Return g(A) v as a `FunctionValue`."""
         v = self.flow.affinity.check_signal("v", v)
         width = self.shape[0] // self.flow.affinity.domain.size
         if width > 1 and (v.ndim == len(self.flow.affinity.domain.shape) or v.shape[-1] % width):
@@ -431,7 +431,7 @@ def function_of(
     method: str = "auto",
     maxiter: int = 300,
 ) -> FunctionOf:
-    r"""Return g(A) for the linear operator A of a frozen symmetric flow, as an operator with a bound of its error.
+    r"""Return g(A) for the linear operator A of a frozen symmetric flow.
 
     A = r (I - P) + phi, which is L + lambda in the L2 metric::
 
@@ -443,7 +443,7 @@ def function_of(
     Parameters
     ----------
     L : GradientFlow, AttentionFlow, J, E or Affinity
-        Whose operator; an affinity stands for its J. Terms beside A have no part in it.
+        An affinity stands for its J. Terms beside A have no part in it.
     function : callable
         g, of an array of eigenvalues, finite on the spectrum.
     metric : {'l2', 'degree'}, optional
@@ -466,15 +466,15 @@ def function_of(
     Raises
     ------
     InputError
-        For flows that are not linear, frozen, symmetric and free of a constraint; for a metric that is no sum over
-        nodes; for a g that is not real and finite on the spectrum.
+        For flows that are evolving, not symmetric, constrained, or in another metric than these two; for a g that is
+        not real and finite on the spectrum.
     NumericalError
-        Where no expansion is enough, for ``chebyshev``.
+        For ``chebyshev``, where no expansion reaches `tol`.
 
     Notes
     -----
-    For Lanczos iteration the bound is the largest divided difference on sampled points of the interval (in the spirit
-    of Frommer and Schweitzer 2016, doi 10.1007/s10543-015-0596-3), so it is an estimate between them.
+    For Lanczos iteration the error is the largest divided difference on sampled points of the interval (in the spirit
+    of Frommer and Schweitzer 2016, doi 10.1007/s10543-015-0596-3): an estimate, no bound.
 
     Examples
     --------

@@ -1,7 +1,4 @@
-"""Reactions that papers simulate.
-
-Their functions are static: a method of the object would hold it in a cycle of references.
-"""
+"""Reactions that papers simulate."""
 
 from __future__ import annotations
 
@@ -13,6 +10,8 @@ from nlflow._array import Array, namespace, underflowing
 from nlflow.affinities import Affinity
 from nlflow.errors import check_number
 from nlflow.flows.reactions import Reaction
+
+# Functions of reactions are static: a method of the object would hold it in a cycle of references.
 
 
 def _columns(u: Array, *columns: Any) -> Array:
@@ -31,7 +30,7 @@ def _matrix(u: Array, *rows: tuple[Any, ...]) -> Array:
 
 @underflowing
 class AllenCahn(Reaction):
-    """R(u) = s (u - u^3), which drives values from 0 to -1 and 1; its potential is s (u^2 - 1)^2 / 4.
+    """R(u) = s (u - u^3), which drives values to -1 and 1; its potential is s (u^2 - 1)^2 / 4.
 
     (Allen and Cahn 1979, doi 10.1016/0001-6160(79)90196-2; with a nonlocal diffusion Bates 2006, in Nonlinear Dynamics
     and Evolution Equations.)
@@ -79,8 +78,8 @@ class FisherKPP(Reaction):
     rate : float
         r > 0.
     interval : tuple of float
-        Of the values that the signal takes; see `Reaction`. Where nothing diffuses, values below 0 run off to
-        minus infinity in finite time.
+        Of the values that the signal takes; see `Reaction`. Without diffusion, values below 0 reach minus infinity in
+        finite time.
 
     Examples
     --------
@@ -109,7 +108,7 @@ class FisherKPP(Reaction):
 
 @underflowing
 class GrayScott(Reaction):
-    """R(u, v) = (-u v^2 + F (1 - u), u v^2 - (F + k) v): a substrate that is fed, and an autocatalyst that dies.
+    """R(u, v) = (-u v^2 + F (1 - u), u v^2 - (F + k) v): a substrate that is fed, and an autocatalyst that decays.
 
     (Gray and Scott 1984, doi 10.1016/0009-2509(84)87017-7; Pearson 1993, doi 10.1126/science.261.5118.189.)
 
@@ -154,7 +153,7 @@ class FitzHughNagumo(Reaction):
     Parameters
     ----------
     a, b, epsilon, current : float
-        I is the current from outside.
+        epsilon e > 0, and I the current from outside.
     interval
         Of the values; see `Reaction`.
 

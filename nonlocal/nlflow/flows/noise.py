@@ -33,7 +33,7 @@ _WORD = 2**32  # what a word of a counter holds
 def normals(
     seed: int, shape: tuple[int, int], *, node: int = 0, channel: int = 0, step: int = 0, stream: int = 0
 ) -> Floats:
-    """Return standard normals that depend on the seed and their own places alone.
+    """Return standard normals, each of which depends on the seed and its own place alone.
 
     By Philox4x32-10 (Salmon, Moraes, Dror and Shaw 2011, doi 10.1145/2063384.2063405) and the method of Box and Muller.
 
@@ -44,7 +44,7 @@ def normals(
     shape : tuple of int
         Numbers of nodes and channels.
     node, channel : int
-        Those of the first number; all are below 2^33 and 2^32.
+        Of the first number; all are below 2^33 and 2^32.
     step, stream : int
         Below 2^32.
 
@@ -64,12 +64,12 @@ def normals(
 
     count, width = (check_integer("shape", length, minimum=0) for length in shape)
     placed = {"seed": (seed, 2**64), "step": (step, _WORD), "stream": (stream, _WORD)}
-    placed |= {"node": (node + count, 2 * _WORD), "channel": (channel + width, _WORD)}
+    first = {"node": check_integer("node", node, minimum=0), "channel": check_integer("channel", channel, minimum=0)}
+    placed |= {"node": (first["node"] + max(count - 1, 0), 2 * _WORD)}
+    placed |= {"channel": (first["channel"] + max(width - 1, 0), _WORD)}
     for name, (value, most) in placed.items():
-        if check_integer(name, value, minimum=0) >= most + (name in ("node", "channel")):
-            raise InputError(f"{name}: got {value}, expected less than {most}")
-    check_integer("node", node, minimum=0)
-    check_integer("channel", channel, minimum=0)
+        if check_integer(name, value, minimum=0) >= most:
+            raise InputError(f"{name}: got numbers up to {value}, expected less than {most}")
     out = np.empty((count, width))
     if out.size:
         loop("normals")(np.uint64(seed), np.uint64(step), np.uint64(stream), node, channel, out)
@@ -89,25 +89,23 @@ class Noise:
         Inverse temperature > 0: s is sqrt(2 / beta), for particles with inertia sqrt(2 friction / beta).
     strength : float, array or callable, optional
         s in place of `beta`: a number >= 0, one for each node (``domain.shape``, or with channels ``domain.shape +
-        (D,)``), or a function of the signal, value by value: multiplicative noise.
+        (D,)``), or a function of the signal, value by value.
     channels : array of shape (D,) or (D, D), optional
-        What each channel has of it: numbers, or a matrix B, so that increments of channels have the covariance B B^T;
-        the identity by default.
+        Numbers, or a matrix B, by which the channels of W are multiplied; the identity by default.
     white : {'measure', 'nodes'}
         The variance of increments of W at node i over time dt. ``measure``: dt / m_i, m_i being w_i in the L2 metric
         and w_i d_i in the degree metric; the law above asks for it. ``nodes``: dt. In the conserved metric the noise
         has the covariance of the mobility, on grids with a transform (Cook 1970, doi 10.1016/0001-6160(70)90144-6).
     rng : int or numpy.random.Generator, optional
-        The seed, below 2^64, or what draws one; by default the system does. It is the attribute ``seed``, and a run
-        that is resumed needs it.
+        The seed, below 2^64, or what draws one; by default a random one. It is the attribute ``seed``.
     path : int
-        Which path of this seed: others are independent of it.
+        Number of a path: those of one seed are independent.
 
     Raises
     ------
     InputError
         For both or none of beta and strength, and numbers that are not finite or below 0; where it is added to a flow,
-        for shapes that do not fit, a metric that is no sum over nodes, and flows that take no noise.
+        for shapes that do not fit, and flows that take no such noise.
 
     Examples
     --------
@@ -160,7 +158,7 @@ class Noise:
 
     @property
     def additive(self) -> bool:
-        """Whether the strength is that of no signal."""
+        """Whether the strength does not depend on the signal."""
         return not callable(self.strength)
 
     @property
@@ -189,7 +187,7 @@ class Noise:
         return result
 
     def check(self, flow: Flow) -> None:
-        """See `Flow.check_noise`."""
+        """Raise `InputError` for a flow that does not take the noise."""
         if not flow.takes_noise:
             raise InputError(
                 f"flow: got a {type(flow).__name__}, which takes no noise, since its signals leave their set by it or "
@@ -226,7 +224,7 @@ class Noise:
             )
 
     def check_start(self, flow: Flow, u: Array) -> None:
-        """Raise `InputError` where the noise does not fit signals like `u`."""
+        """Raise `InputError` for signals that the noise does not fit."""
         self._check_metric(flow)
         nodes = len(flow.affinity.domain.shape)
         width = int(u.shape[-1]) if u.ndim > nodes else 1
@@ -280,10 +278,7 @@ class Noise:
         return found
 
     def increments(self, flow: Flow, like: Array, step: int, dt: float, *, stream: int = 0) -> Array:
-        """Return the increments of W in a step of length `dt`, for signals like `like`; 0 at held nodes.
-
-        `step` is its number in a run; each pair with `stream` has its own.
-        """
+        """Return the increments of W in the step of number `step`, of length `dt`; 0 at held nodes."""
         nodes = len(flow.affinity.domain.shape)
         width = int(like.shape[-1]) if like.ndim > nodes else 1
 
@@ -316,7 +311,7 @@ class Noise:
         return over_channels(flow.affinity.own(self.strength, u), u)
 
     def spread(self, flow: Flow, u: Array) -> Any:
-        """Return the standard deviation of increments for dt = 1, without s, of channels that are not mixed."""
+        """Return the standard deviation of increments for dt = 1 and s = 1, of channels that are not mixed."""
         share = 1.0 if self.channels is None else kept_like(self.channels, u)
         return share if self.white == "nodes" else share * over_channels(flow.root_mass(u), u)
 

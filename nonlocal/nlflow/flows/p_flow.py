@@ -98,14 +98,13 @@ def _pulled(functional: Any, flat: Floats, dt: float) -> Floats:
 class ForwardBackward(FixedStep):
     """Explicit diffusion, then the proximal map of the misfit: v = prox(u - dt grad J_p(u)); order 1, for p >= 2.
 
-    The fidelity is implicit, so `L1`, `KullbackLeibler` and large fidelities shorten no step (Lions and Mercier 1979,
-    doi 10.1137/0716071).
+    (Lions and Mercier 1979, doi 10.1137/0716071.)
 
     Parameters
     ----------
     dt : float
-        At most 1 / max_i sum_j w_j K_ij (p - 1) |u_i - u_j|^(p - 2). For p > 2 that is looked at in every step, which
-        fails beyond it.
+        At most 1 / max_i sum_j w_j K_ij (p - 1) |u_i - u_j|^(p - 2), with any fidelity and misfit. For p > 2 a step
+        above it fails.
     """
 
     order = 1.0
@@ -160,15 +159,15 @@ class ForwardBackward(FixedStep):
 class LaggedDiffusivity(FixedStep):
     """Implicit steps with the diffusivity of the step before, (1 + dt (L(u) + lambda)) v = u + dt lambda f; order 1.
 
-    L(u) is the operator of the quadratic J reweighted by |u_i - u_j|^(p - 2), for 1 <= p <= 2. J_p (E_p), smoothed,
-    falls in every step however long it is. Another misfit takes its proximal map after the diffusion: then the limit is
-    that of E_p up to O(dt), and E_p need not fall.
+    L(u) is the operator of the quadratic J reweighted by |u_i - u_j|^(p - 2), for 1 <= p <= 2. The smoothed J_p or E_p
+    falls however long the step is. For another misfit its proximal map follows the diffusion: then E_p need not fall,
+    and the limit is off by O(dt).
 
     Parameters
     ----------
     dt : float
     smoothing : float
-        What |u_i - u_j| is smoothed with, (|u_i - u_j|^2 + s^2)^(1/2), in units of the range of u.
+        s in (|u_i - u_j|^2 + s^2)^(1/2), in units of the range of u.
     """
 
     order = 1.0

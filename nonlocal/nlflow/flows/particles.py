@@ -52,12 +52,12 @@ _SLOPES = {4: 2e-2, 8: 1e-5}  # relative difference of a gradient from differenc
 
 
 class CollisionError(TermError):
-    """Two particles keep meeting where their force is infinite."""
+    """Two particles meet where their force is infinite, however short a step is."""
 
 
 @dataclass(frozen=True)
 class External:
-    """A potential V(x) in which each particle moves by itself.
+    """A potential V(x) that acts on each particle.
 
     Parameters
     ----------
@@ -135,13 +135,13 @@ class ParticleFlow(SecondOrder):
 
         dx_i/dt = v_i,   dv_i/dt = -grad E_i - (friction + drag |v_i|^2) v_i
 
-    `Noise` moves positions, with inertia velocities; with w = 1/N its beta is N times that of one particle. O(N^2 d)
-    time for interactions that reach all others, O(N d) memory.
+    `Noise` moves positions, with inertia velocities; with w = 1/N its beta is N times that of one particle. A velocity
+    takes up to O(N^2 d) time, and O(N d) memory.
 
     Parameters
     ----------
     particles : array_like of shape (N, d)
-        Give the dtype and the shape; `solve` takes the start.
+        They give the dtype and the shape; the start goes to `solve`.
     interaction : Interaction or RadialKernel, optional
         W, such as ``Morse()`` or ``PowerLaws(2, 0)``; a kernel repels.
     weights : array_like of shape (N,), optional
@@ -149,16 +149,16 @@ class ParticleFlow(SecondOrder):
     potential : External, optional
         V, such as `trap`.
     box : float or sequence of d floats, optional
-        Periods of a periodic box, with None or infinity for axes without one. `wrapped` brings positions back into it.
+        Periods, None or infinity for axes without one; positions in the box are those of `wrapped`.
     friction : float, optional
-        Particles have inertia where it is given, 0 included; below 0 it propels.
+        With a number, 0 too, particles have inertia; below 0, which needs a drag, it propels them.
     drag : float
         >= 0.
 
     Raises
     ------
     InputError
-        For particles that coincide though the interaction is singular, for a box of less than twice the interaction's
+        For particles that coincide where the interaction is singular, for a box of less than twice the interaction's
         range, and for a gradient that is not that of the potential.
 
     Examples
@@ -247,7 +247,7 @@ class ParticleFlow(SecondOrder):
         return namespace(displacement).concat([displacement, velocity], axis=1)
 
     def wrapped(self, u: Array) -> Array:
-        """Return the positions in the box, from 0 to its period."""
+        """Return the positions in the box, in [0, period)."""
         x = self.positions(u)
         if self.box is None:
             return x
@@ -333,11 +333,11 @@ class ParticleFlow(SecondOrder):
 
     @property
     def has_energy(self) -> bool:
-        """Whether `energy` falls: not for particles that propel themselves."""
+        """Whether `energy` falls, as it does where friction >= 0."""
         return self.friction is None or self.friction >= 0
 
     def energy(self, u: Array) -> float:
-        """Return `total_energy`; NaN for particles that propel themselves."""
+        """Return `total_energy`; NaN for a friction below 0."""
         return self.total_energy(u) if self.has_energy else math.nan
 
     def total_energy(self, u: Array) -> float:

@@ -60,34 +60,33 @@ class _Averages:
 
 @underflowing
 class Reaction:
-    """A term R of a flow that acts at each node, du/dt = -grad + R(u): of u, of (t, u), or of (t, x, u).
+    """A term R of a flow that acts at each node, du/dt = -grad + R: of u, of (t, u), or of (t, x, u).
 
-    With `average` it also gets the averages Pu by an affinity: R(u, Pu). What is claimed of R is compared with its
-    values at some places of its interval, at t = 0.
+    `derivative`, `bound` and `potential` are compared with R at samples of its interval, at t = 0.
 
     Parameters
     ----------
     function : callable
         R, of arrays of any shape (NumPy arrays, or tensors where the flow has tensors), element by element. With two
-        arguments the first is the time, with three the second are the nodes x, of shape ``domain.shape + (m,)``. With
+        arguments the first is the time t, with three the second are the nodes x, of shape ``domain.shape + (m,)``. With
         `average` the last argument is Pu, shaped like u.
     interval : tuple of float
-        The values that the signal takes; it must start there. Of a coupled reaction one pair for all components, or one
-        for each.
+        The values that the signal takes; it must start there. A coupled reaction has one pair, or one for each
+        component.
     derivative : callable, optional
-        R', of the arguments of `function`. Of a coupled reaction the Jacobian matrices, shape (..., D, D), whose entry
-        (i, j) is dR_i / du_j. With `average` the slopes along u, then those along Pu, shape (..., 2) or (..., D, 2 D).
+        R', of the arguments of `function`. A coupled reaction gives the Jacobian matrices, shape (..., D, D), whose
+        entry (i, j) is dR_i / du_j. With `average` the slopes along u, then those along Pu, shape (..., 2) or (..., D,
+        2 D).
     bound : float, optional
-        Bound of |R'| on the interval; needed without `derivative`, and where R depends on t or x; by default the
-        largest on samples. It shortens stable steps. Of a coupled reaction the bound of the norm of its Jacobian
-        matrix; with `average` of the sum of the norms of both parts.
+        Bound of |R'| on the interval, for the limits of steps: for a coupled reaction of the norm of its Jacobian
+        matrix, with `average` of the sum of the norms of both parts. Needed without `derivative`, and where R depends
+        on t or x; by default the largest on samples.
     potential : callable, optional
-        F with F' = -R. The flow then descends J (or E) + sum_i m_i F(u_i), where m is w in the L2 metric and w d in the
-        degree metric, as long as R does not depend on time.
+        F with F' = -R. The energy of the flow then has sum_i m_i F(u_i) in it, m being w, or w d in the degree metric.
     components : int, optional
-        Of a coupled reaction: the number of channels D that the function takes together, in the last axis.
+        The number of channels D that a coupled reaction takes together, in the last axis.
     average : Affinity, optional
-        On the domain of the flow: what the reaction sees around each node.
+        Its P gives the averages Pu that R sees.
     name : str, optional
         What messages call it; the name of the function by default.
 
@@ -170,16 +169,16 @@ class Reaction:
 
     @property
     def average(self) -> Affinity | None:
-        """What averages of u are taken by, or None."""
+        """The affinity that averages u, or None."""
         return None if self._average is None else self._average.affinity
 
     @property
     def averages(self) -> list[Affinity]:
-        """See `average`."""
+        """A list of `average`."""
         return [] if self._average is None else [self._average.affinity]
 
     def when(self, t: float) -> Reaction:
-        """See `Flow.when`."""
+        """Return the reaction at time t."""
         if not self.timed or t == self.time:
             return self
         result = copy.copy(self)
@@ -251,7 +250,7 @@ class Reaction:
         return (slopes @ namespace(v).concat(moved, axis=-1)[..., None])[..., 0]
 
     def __add__(self, other: Any) -> Reaction:
-        """Return the sum of two reactions, where both are known."""
+        """Return the sum of two reactions, on the values that are in both intervals."""
         return SumOfReactions(self, other) if isinstance(other, Reaction) else NotImplemented
 
     def clipped(self, u: Array) -> Array:
@@ -290,7 +289,7 @@ class Reaction:
                 )
 
     def bound_between(self, low: float, high: float) -> float:
-        """Return a bound of |R'| for values from low to high, beyond the interval too where R is one of u alone."""
+        """Return a bound of |R'| for values from low to high, which may lie beyond the interval of an R of u alone."""
         if self.turns or self.timed or self.placed:
             return self.bound
         slack = 1e-9 * (self.interval[1] - self.interval[0])
@@ -442,7 +441,7 @@ class Reaction:
 
 @underflowing
 class SumOfReactions(Reaction):
-    """The sum of two reactions, on the interval that both know."""
+    """The sum of two reactions."""
 
     def __init__(self, first: Reaction, second: Reaction) -> None:
         counts = {one.components for one in (first, second)} - {None}

@@ -22,8 +22,7 @@ _KEPT = "_replay"
 class Replayed(Around):
     """An integrator with steps of one length whose steps a GPU records once and repeats: CUDA graphs.
 
-    Faster for few nodes, where the host takes longer to start a step than the device takes for it. For frozen kernels,
-    nothing that depends on time, no noise.
+    For few nodes, of which the host takes longer to start a step than the device takes for it.
 
     Parameters
     ----------
@@ -34,7 +33,8 @@ class Replayed(Around):
     Raises
     ------
     InputError
-        For other integrators; in `solve` for NumPy arrays and for other flows.
+        For other integrators; in `solve` for NumPy arrays, kernels that follow the signal, noise, and terms that depend
+        on time.
 
     Examples
     --------

@@ -13,17 +13,11 @@ from nlflow.flows.flow import Flow
 
 
 class SecondOrder(Flow):
-    """Flow of x'' = a(x, t) - r(v) v, whose state holds x and v = x'.
-
-    Attributes
-    ----------
-    inertial : bool
-        Whether there is a velocity in the state.
-    """
+    """Flow of x'' = a(x, t) - r(v) v, whose state holds x and v = x'."""
 
     @property
     def inertial(self) -> bool:
-        """See above."""
+        """Whether there is a velocity in the state."""
         return True
 
     def parts(self, state: Array) -> tuple[Array, Array]:
@@ -31,7 +25,7 @@ class SecondOrder(Flow):
         raise NotImplementedError  # pragma: no cover - abstract
 
     def joined(self, displacement: Array, velocity: Array) -> Array:
-        """Undo `parts`."""
+        """Return the state of a displacement and a velocity."""
         raise NotImplementedError  # pragma: no cover - abstract
 
     def placed(self, displacement: Array) -> Array:
@@ -43,7 +37,7 @@ class SecondOrder(Flow):
         raise NotImplementedError  # pragma: no cover - abstract
 
     def kicked(self, velocity: Array, acceleration: Array, dt: float) -> Array:
-        """Return the velocity after dt of a constant acceleration and damping, to order 2 and symmetric in time."""
+        """Return the velocity after dt of a constant acceleration and of damping, to order 2."""
         raise NotImplementedError  # pragma: no cover - abstract
 
     def fastest(self) -> float:
@@ -55,7 +49,7 @@ class SecondOrder(Flow):
         return math.inf
 
     def leaps(self, state: Array, dt: float, memory: dict[str, Any]) -> Callable[[Array, int], Array] | None:
-        """Return what takes many steps at once, or None."""
+        """Return a function of state and count that takes many steps at once, or None."""
         del state, dt, memory
         return None
 

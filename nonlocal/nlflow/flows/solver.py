@@ -71,17 +71,15 @@ def solve(
     ----------
     flow : Flow
     start : array of shape ``domain.shape`` or ``domain.shape + (D,)``, optional
-        u(0); the observed signal f by default where there is one. At nodes with a constraint its values count. The
-        kernel of an evolving flow is taken from it.
+        u(0), by default the observed signal f. Nodes with a constraint take its values.
     t : float, optional
         End time (number of layers for `AttentionStep` and `NeutrenoStep`); the last of `t_eval` by default.
     t_eval : array_like, optional
         Increasing output times; 0 and `t` by default.
     integrator : Integrator, optional
         By default `Exponential` for frozen symmetric flows that are linear (`ExactGaussian` with noise), and
-        `RungeKutta` for others; a flow of groups needs one, and so does noise beside what is not linear.
+        `RungeKutta` for others; needed for a flow of groups, and for noise in other flows.
     trackers : sequence of Tracker
-        Where one looks at times of its own (``interval``, ``at``), steps end at these times as they do at `t_eval`.
     progress : bool
         Progress bar on stderr.
     energies : bool
@@ -89,23 +87,23 @@ def solve(
         whose energy rises without reason ends as ``diverged``.
     resume : path or True, optional
         A checkpoint of the same problem to go on from, with the bits of an uninterrupted run; True for that of the
-        `Checkpoint` among the trackers, if there is one yet. Where the newest is of no use, the one before it is taken,
-        with a warning.
+        `Checkpoint` among the trackers, if there is one yet. Where the newest is missing, damaged or of another problem,
+        the one before it is taken, with a warning.
     dense : bool
-        Keep the signal between the ends of steps, five signals a step: `Solution.at` then knows it at all times. Of
-        `RungeKutta`; not together with `resume`.
+        Keep five signals a step, from which `Solution.at` knows the signal at all times; for `RungeKutta`, without
+        `resume`.
 
     Returns
     -------
     Solution
-        Ctrl-C ends the integration and returns what there is, with status ``interrupted``.
+        After Ctrl-C up to the last whole step, with status ``interrupted``.
 
     Raises
     ------
     InputError
         For unusable arguments; `StabilityError` for an unstable step, with the limit.
     FileFormatError
-        When the checkpoint is damaged or belongs to another problem, and the one before it too.
+        When the checkpoint and the one before it are damaged or belong to another problem.
     """
     if not isinstance(flow, Flow):
         raise InputError(

@@ -49,11 +49,8 @@ def apply_operator(flow: LinearFlow, columns: Floats, *, diffusion: bool = False
 
 
 def dense_operator(flow: LinearFlow, *, diffusion: bool = False) -> Floats:
-    """Return the matrix of A = r (I - P) + phi, or of r (I - P), float64; O(N) averages, uncounted.
-
-    (N, N), or (N D, N D) for A with a fidelity that mixes D channels. The diagonal of r (I - P) is the sum of rates of
-    leaving a node where the kernel tells them: 1 - P_ii has no digits where P_ii is nearly 1.
-    """
+    """Return the matrix of A, or of r (I - P), float64, (N, N) or (N D, N D) where D channels are mixed; uncounted."""
+    # The diagonal of r (I - P) is the sum of rates off it: 1 - P_ii has no digits where P_ii is nearly 1.
     matrix = apply_operator(flow, np.eye(_unknowns(flow, diffusion)), diffusion=diffusion)
     by_rates = diffusion and flow.plain and flow.inner.by_nodes and flow.terms.constraint is None
     return _by_rates(flow, matrix) if by_rates else matrix
@@ -101,9 +98,7 @@ def extreme_pairs(
     matvec: Callable[[Floats], Floats], n: int, which: str, k: int = 1, *, symmetric: bool = False,
     rounding: float = _ROUNDING, relative: float = math.inf, **options: Any,
 ) -> tuple[NDArray[Any], NDArray[Any], Floats]:  # fmt: skip
-    """Return k extreme eigenvalues of a matrix known by its products, eigenvectors (n, k), and norms of residuals.
-
-    `options` are those of SciPy's ``eigsh`` or ``eigs``.
+    """Return k extreme eigenvalues by SciPy's ``eigsh`` or ``eigs``, eigenvectors (n, k), and norms of residuals.
 
     Raises
     ------
@@ -178,10 +173,7 @@ def _free(flow: LinearFlow, n: int) -> NDArray[np.bool_]:
 
 
 def largest_eigenvalue(flow: LinearFlow, *, diffusion: bool = False) -> float:
-    """Return the largest eigenvalue of A for a symmetric flow (of r (I - P) with `diffusion`).
-
-    From the symbol of the kernel, dense up to 400 nodes, or by Lanczos iteration, raised by its tolerance.
-    """
+    """Return the largest eigenvalue of A for a symmetric flow (of r (I - P) with `diffusion`), or a bound near it."""
     known = _known(flow) if diffusion or _uniform(flow) else None
     if known is not None:
         return max(float(known.max()), 0.0) + (0.0 if diffusion else flow.spectral_bounds()[0])
@@ -248,9 +240,9 @@ def check_bounds(flow: LinearFlow) -> None:
 def relaxation_rate(flow: LinearFlow) -> float:
     """Return the rate of the slowest decay towards the flow's limit, |u(t) - u(inf)| ~ exp(-rate t).
 
-    The smallest real part of an eigenvalue of A, between free nodes. Constants are left out in a metric that conserves
-    the mean, and without a constraint for one fidelity at all nodes, which gives mu_2 + lambda. For a J-flow whose
-    affinity falls into parts that do not see each other, items of a batch aside, it is 0.
+    The smallest real part of an eigenvalue of A between free nodes. Constants are left out where the mean is conserved,
+    and for one fidelity at all nodes without a constraint, which gives mu_2 + lambda. A J-flow whose affinity falls
+    into parts that do not see each other, items of a batch aside, has the rate 0.
 
     Raises
     ------
@@ -317,7 +309,7 @@ def _slowest(flow: LinearFlow, product: Callable[[Floats], Floats], n: int) -> f
 
 
 def is_told(flow: LinearFlow) -> bool:
-    """Whether A and the bound of the reaction say all of du/dt that limits of steps need."""
+    """Whether A and the bound of the reaction are enough for limits of steps."""
     if flow.terms.turns or flow.overridden("linear"):
         return False
     if flow.plain:
@@ -336,9 +328,9 @@ def is_told(flow: LinearFlow) -> bool:
 
 
 def euler_limit(flow: LinearFlow) -> float:
-    """Return the largest stable step of explicit Euler: 2 / rho(A), or min 2 Re(a) / |a|^2 over complex eigenvalues a.
+    """Return the largest stable step of explicit Euler, min 2 Re(a) / |a|^2 over eigenvalues a of A.
 
-    By bisection for non-symmetric flows of more than 400 nodes; `LinearFlow.safe_step` where that does not converge.
+    For non-symmetric flows of more than 400 nodes `LinearFlow.safe_step` where no iteration converges.
     """
     if not flow.plainly_linear:
         return limit_of(own_eigenvalues(flow))
@@ -351,7 +343,7 @@ def euler_limit(flow: LinearFlow) -> float:
 
 
 def limit_of(values: NDArray[Any]) -> float:
-    """Return the limit that these eigenvalues set; those that are 0, or grow of themselves, are left aside."""
+    """Return the limit that eigenvalues set, those left aside that are 0 or grow without a step."""
     values = values[np.abs(values) > 1e-12 * max(1.0, float(np.abs(values).max(initial=0.0)))]
     values = values[(values.real > 0) | (np.abs(values.imag) > np.abs(values.real))]
     return float(np.min(2 * values.real / np.abs(values) ** 2)) if values.size else math.inf

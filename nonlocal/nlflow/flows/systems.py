@@ -34,18 +34,17 @@ class SystemFlow(LinearFlow):
     functional : J, or sequence of D of them
         One for all channels, or one for each, on the same domain.
     diffusivity : array_like of shape (D,) or (D, D)
-        M >= 0 of each channel; 0 for one that does not diffuse. Or a matrix of couplings, whose eigenvalues have real
-        parts >= 0.
+        M_cc >= 0 of each channel, or M, whose eigenvalues have real parts >= 0.
     metric : {'l2', 'degree'}
         grad J_c = d_c (u - P_c u) or u - P_c u; 'degree' by default, unlike that of `GradientFlow`.
     reaction, source, constraint
-        As in `GradientFlow`. A coupled reaction has D components.
+        As in `GradientFlow`; a coupled reaction has D components.
 
     Raises
     ------
     InputError
-        For functionals on different domains or with a fidelity, diffusivities below 0, couplings by which signals grow,
-        and a reaction with another number of components.
+        For functionals on different domains or with a fidelity, other diffusivities, and a reaction with another number
+        of components.
 
     Examples
     --------
@@ -111,7 +110,7 @@ class SystemFlow(LinearFlow):
 
     @property
     def channels(self) -> int:
-        """D, the number of channels."""
+        """Number of channels."""
         return len(self.couplings)
 
     @property
@@ -162,7 +161,7 @@ class SystemFlow(LinearFlow):
 
     @property
     def safe_step(self) -> float:
-        """See `LinearFlow.safe_step`; 0, not known, where A is not self-adjoint."""
+        """A stable step of explicit Euler without a reaction; 0 where none is known, A not being self-adjoint."""
         bound = self.diffusion_bound()
         return 0.0 if not self.symmetric else 2 / bound if bound > 0 else math.inf
 

@@ -18,7 +18,7 @@ class Source:
     Parameters
     ----------
     values : array or callable
-        An array shaped like the signal, or a callable of t, or of t and the nodes, of shape (N, m), that returns one.
+        An array shaped like the signal, or a callable of t, or of t and the nodes (N, m), that returns one.
 
     Examples
     --------
@@ -36,7 +36,7 @@ class Source:
 
 
 class TermError(NumericalError):
-    """A term has no value at some time, whatever the signal is: no shorter step changes that."""
+    """A term has no value at some time, which no shorter step changes."""
 
 
 class Signal:
@@ -148,7 +148,7 @@ class Terms:
 
     @property
     def bound(self) -> float:
-        """Bound of the slope of what drives, 0 without a reaction."""
+        """Bound of the slope of the reaction, 0 without one."""
         return 0.0 if self.reaction is None else self.reaction.bound
 
     @property

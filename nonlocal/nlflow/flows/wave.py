@@ -23,14 +23,12 @@ _DENSE = 400  # nodes up to which the operator is a matrix
 @checked_call
 @underflowing
 class WaveFlow(SecondOrder):
-    """Flow of second order, rho u'' = -grad - rho gamma u': peridynamic bars and plates, wave equations on graphs.
+    """Flow of second order, rho u'' = -grad - rho gamma u', as of peridynamic bars and of waves on graphs.
 
-    -grad is the velocity of a gradient flow, with all of its terms (Silling 2000, doi 10.1016/S0022-5096(99)00029-0).
-    The state is a signal of shape ``domain.shape + (2 D,)``: D channels of displacement, then D of velocity. `state`
-    makes one, `displacement` and `speed_of` take it apart, also ``Solution.u``. One channel of displacement has the
-    shape ``domain.shape`` in the gradient flow and its terms.
-
-    The energy is 1/2 sum_i m_i rho_i |v_i|^2 + E(u), where m is w, or w d in the degree metric.
+    -grad is the velocity of a gradient flow with its terms (Silling 2000, doi 10.1016/S0022-5096(99)00029-0). The state
+    has the shape ``domain.shape + (2 D,)``: D channels of displacement, then D of velocity. `state` makes one,
+    `displacement` and `speed_of` take it apart, ``Solution.u`` too. With D = 1 displacements have the shape
+    ``domain.shape``.
 
     Parameters
     ----------
@@ -141,7 +139,6 @@ class WaveFlow(SecondOrder):
         return force / over_channels(_like(self.density, force), force)
 
     def kicked(self, velocity: Array, acceleration: Array, dt: float) -> Array:
-        """See `SecondOrder.kicked`; it is exact here."""
         kept, gained = self._damped(dt, velocity)
         return kept * velocity + gained * acceleration
 
@@ -170,7 +167,7 @@ class WaveFlow(SecondOrder):
         return self.flow.has_energy and self.flow.inner.by_nodes
 
     def energy(self, u: Array) -> float:
-        """Return 1/2 sum_i m_i rho_i |v_i|^2 + E(u); NaN where there is none, as of forces without a potential."""
+        """Return 1/2 sum_i m_i rho_i |v_i|^2 + E(u), m being w (w d in the degree metric); NaN without E."""
         if not self.has_energy:
             return math.nan
         v, affinity = self.speed_of(u), self.affinity
@@ -337,7 +334,7 @@ class _Responses:
 
 @underflowing
 class WaveExponential(Integrator):
-    """Exact solution of a linear `WaveFlow`: cosines and sines of the square root of its operator.
+    """Exact solution of a linear `WaveFlow`.
 
     With omega^2 = A / rho - gamma^2 / 4 and the acceleration a_0 = (N - A u) / rho at the start::
 
@@ -345,8 +342,7 @@ class WaveExponential(Integrator):
         S = exp(-gamma t / 2) sin(omega t) / omega,    R = integral of S from 0 to t
 
     By a transform where `Exponential` takes one and the density is one number, else by Chebyshev expansions, about
-    t omega_max / 2 averages. A source or a constraint that depends on time, a reaction, and a damping for each
-    node are refused.
+    t omega_max / 2 averages. A reaction, terms that depend on time, and a damping of nodes are refused.
 
     Parameters
     ----------
