@@ -94,7 +94,7 @@ class Affinity(ABC):
         Why this method was chosen.
     error_estimate : float
         How far averages are off, over the largest deviation of the signal from the middle of its range; 0 for methods
-        that are exact to rounding. For ``nufft`` it is an estimate, for the others a bound of all but rounding.
+        that are exact to rounding. An estimate for ``nufft``, else a bound of all but rounding.
     dtype : dtype or None
         What signals must be; None when they may be float32 or float64.
     device : device or None
@@ -333,26 +333,24 @@ class Affinity(ABC):
         return functional_graph(both._edges(), self.domain.weights.ravel().astype(dtype), both._log_scale)
 
     def measure_error(self, u: Array | None = None, *, samples: int = 100, rng: Any = 0) -> float:
-        """Return how far averages are off at sampled nodes, against exact sums; O(samples N d).
+        """Return the largest error of averages at sampled nodes, against exact sums; O(samples N d).
 
         Parameters
         ----------
         u : array of shape ``domain.shape`` or ``domain.shape + (D,)``, optional
             The signal; white noise by default.
         samples : int
-            Number of nodes.
         rng : int or numpy.random.Generator
-            Which nodes, and which noise.
 
         Returns
         -------
         float
-            The largest difference, over the largest deviation of the signal from the middle of its range.
+            Relative to the largest deviation of the signal from the middle of its range.
 
         Raises
         ------
         InputError
-            For methods that are exact to rounding, k + k^T of a k that is not symmetric, and constant signals.
+            For methods that are exact to rounding, for k + k^T of a k that is not symmetric, and for constant signals.
         """
         if self._exact is None and self.error_estimate > 0:
             raise InputError(

@@ -53,7 +53,7 @@ class BlockAffinity(Affinity):
     groups, members : int
         G and n; signals have shape ``(G, n)`` or ``(G, n, D)``.
     weights : array_like or tensor of shape (G, n), optional
-        Weights w_i > 0 of the members; a torch tensor for tensors of its dtype and device.
+        w_i > 0; a torch tensor for signals of its dtype and device.
 
     Examples
     --------

@@ -163,8 +163,8 @@ def affinity(
     domain : Grid, Points or Batch
     features : array of shape ``domain.shape`` or ``domain.shape + (d,)``, optional
         What the kernel compares: keys for `ExpDotProduct`, the image or signal for `Patch`, feature vectors for radial
-        kernels, which compare node positions by default. On a `Batch` always with the axis of d; axes before those of
-        an item broadcast.
+        kernels, which compare node positions by default. On a `Batch` the axis of d is needed; axes of the batch
+        broadcast.
     queries : array like `features`, optional
         Queries of a dot product; the features themselves by default.
     method : {'auto', 'dense', 'pairwise', 'tiled', 'sparse', 'nufft', 'lowrank', 'stencil', 'convolution'}
@@ -182,7 +182,7 @@ def affinity(
         How far averages may be off, over the largest deviation of a signal from the middle of its range. By default
         sums are exact to rounding; methods that approximate take 1e-6.
     mask : Mask, optional
-        Which nodes see each other, where features or scattered nodes are compared.
+        Which nodes see each other, for features or scattered nodes.
     precision : {'float64', 'float32', 'bfloat16', 'float16'}, optional
         What torch features and signals are rounded to inside averages; that of the features by default.
     memory_limit : float, optional
@@ -197,15 +197,15 @@ def affinity(
     InputError
         When kernel, domain and method do not go together, or for unusable features.
     MemoryLimitError
-        When what is needed would pass the limit; of averages when they are asked for.
+        When what is needed would pass the limit; averages may raise it too.
     NumericalError
         When a method that was asked for does not reach `rtol`.
 
     Warns
     -----
     NlflowWarning
-        When a window is shrunk to the grid, and when rounding to half precision may move weights far; by ``pairwise``
-        at an average, ``sparse`` and ``nufft`` when nodes see no other node.
+        When a window is shrunk to the grid, when rounding to half precision may move weights far, and by ``sparse``,
+        ``nufft`` and averages of ``pairwise`` when nodes see no other node.
 
     Examples
     --------

@@ -40,7 +40,7 @@ _EPS = float(np.finfo(np.float64).eps)
 
 
 class Sum(NamedTuple):
-    """One sum for each node, scale_i sum_j weights_j k(p_i, q_j), of points of the factor."""
+    """One sum for each node, scale_i sum_j weights_j k(p_i, q_j)."""
 
     # - rows, columns : slices of the points, which are p_i and q_j
     # - scale, weights : (N,), in [0, 1]; factors of the size of exp(logit) are taken out, in log space
@@ -279,8 +279,7 @@ def factorize(
             raise NumericalError(
                 f"lowrank: rank {factor.rank} for {len(sums[0].scale)} nodes leaves an error bound of "
                 f"{bound.value:.2g}, more than rtol={rtol:g}, and no higher rank is allowed; use method='pairwise', a "
-                "larger rtol, a wider kernel (features that lie closer in units of its width), or raise max_rank or "
-                "memory_limit"
+                "larger rtol, a wider kernel (features that lie closer in units of its width), or raise memory_limit"
             )
         count = min(max(8, factor.rank // 4), BLOCK, max_rank - factor.rank)
         ladder = np.cumsum(chances)

@@ -37,11 +37,11 @@ class SinkhornAffinity(DenseAffinity):
     Attributes
     ----------
     potentials : tuple of arrays of shape (N,), float64
-        f and g; the same array where k is symmetric.
+        f and g, one array where k is symmetric.
     residual : float
         Largest deviation of sums of columns, sum_i w_i P_ij / w_j, from 1.
     iterations : int
-        Scalings of rows and columns that were taken.
+        Scalings of rows and columns.
     """
 
     tokens: Array
@@ -126,17 +126,16 @@ def sinkhorn(
     Parameters
     ----------
     kernel : Kernel, or array_like of shape (N, N)
-        What is scaled; a matrix of k_ij >= 0 is taken as it is.
+        Or the matrix of k_ij >= 0.
     domain : Points or Grid
-        With equal weights for a mask, or a matrix, that leaves zeros. For a matrix N points of weight 1 by default.
+        With equal weights where k has zeros. For a matrix N points of weight 1 by default.
     features : array_like of shape (N, d) or ``domain.shape + (d,)``, optional
         What the kernel compares; positions of the nodes by default.
     queries : array_like like `features`, optional
-        Then k is not symmetric.
+        What is compared with `features`; then k is not symmetric.
     mask : Mask, optional
-        Which nodes see each other.
     tolerance : float
-        Of the sums of columns, 1e-12 by default. Sums of rows are 1 up to rounding.
+        Of the sums of columns.
     iterations : int
         Most scalings of rows and columns.
     memory_limit : float, optional

@@ -68,19 +68,18 @@ def affinity_from_graph(
         For negative and non-finite weights, ends that are no nodes, sizes that do not agree, an attribute that only
         some edges have, and other kinds of graphs.
     MemoryLimitError
-        Before the edges are copied.
+        If the edges would pass the limit.
 
     Warns
     -----
     NlflowWarning
-        When nodes have no edges, so that they keep their value.
+        When nodes have no edges.
 
     Notes
     -----
     Repeated edges add up; self-loops count in the degree, not in J. A node that no edge leaves keeps its value, and its
-    w_i d_i is the mean over nodes that edges leave. Where k_ij and k_ji differ, functionals take K = k + k^T; chains
-    and `AttentionFlow` average at i over the nodes j that edges lead to from i (messages of torch_geometric run the
-    other way).
+    w_i d_i is the mean over nodes that edges leave. Averages at i are over the nodes j that edges lead to from i
+    (messages of torch_geometric run the other way).
 
     Examples
     --------

@@ -74,7 +74,7 @@ def neighbour_graph(
     Returns
     -------
     scipy.sparse.csr_array of shape (N, N)
-        Rows sorted, without diagonal, float64. Of points at one distance any may be taken.
+        Rows sorted, without diagonal, float64. Among points at the same distance any may be taken.
 
     Raises
     ------
@@ -82,12 +82,12 @@ def neighbour_graph(
         For unusable points, distances, widths or numbers of neighbours, local widths without a kernel, and ``descent``
         without pynndescent.
     MemoryLimitError
-        Before the neighbours are looked for.
+        If the neighbours would pass the limit.
 
     Warns
     -----
     NlflowWarning
-        When the kernel is 0 between neighbours, whose edges are left out.
+        When the kernel is 0 between neighbours; such edges are left out.
 
     Examples
     --------
@@ -117,7 +117,6 @@ def _widths(given: Any) -> Floats:
 def nearest_neighbours(
     points: Any, neighbours: int, search: str = "auto", memory_limit: float | None = None, *, metric: str = "euclidean"
 ) -> Neighbours:
-    """Return the neighbours of checked points, as `neighbour_graph` takes and refuses them."""
     count = check_integer("neighbours", neighbours, minimum=1)
     shape = getattr(points, "shape", (0, 0))
     check_metric(metric, search, sparse=hasattr(points, "toarray"), columns=int(shape[-1]) if shape else 0)

@@ -37,7 +37,7 @@ class Gradients:
         By the second points, also where they are the first.
     weights : array like w
     parameters : dict of float
-        By the kernel's parameters, the amplitude among them.
+        By the amplitude, and by those parameters of the kernel that are named in `KernelOperator.parameters`.
     """
 
     x: NDArray[Any]
@@ -64,7 +64,7 @@ def kernel_operator(kernel: Kernel, x: Any, y: Any = None) -> KernelOperator:
     Returns
     -------
     KernelOperator
-        A SciPy ``LinearOperator`` of shape (M, N), for arrays and for tensors.
+        A SciPy ``LinearOperator`` of shape (M, N).
 
     Raises
     ------
@@ -89,14 +89,12 @@ def kernel_operator(kernel: Kernel, x: Any, y: Any = None) -> KernelOperator:
 class KernelOperator(LinearOperator):
     """The sums (Kw)_i = sum_j k(x_i, y_j) w_j, of shape (M, N); `kernel_operator` makes it.
 
-    ``k @ w`` takes arrays (N,) and (N, C), and tensors where points are tensors: those have first derivatives with
-    respect to points and weights. ``k.T`` is the sum over the first points.
+    ``k @ w`` takes arrays (N,) and (N, C), or tensors where points are tensors, with first derivatives by points and
+    weights. ``k.T`` is the sum over the first points.
 
     Attributes
     ----------
     kernel : Kernel
-    parameters : tuple of str
-        By which of the kernel's parameters `gradients` derives.
     """
 
     def __init__(self, kernel: Any, x: Any, y: Any) -> None:
@@ -186,7 +184,7 @@ class KernelOperator(LinearOperator):
 
     @cached_property
     def parameters(self) -> tuple[str, ...]:
-        """Those by which `gradients` derives."""
+        """Names of the kernel's parameters by which `gradients` derives."""
         kernel = self._compared
         own = ("scale",) if isinstance(kernel, ExpDotProduct) and kernel.scale is not None else kernel.positive
         return ("amplitude", *(name for name in own if isinstance(kernel, ExpDotProduct) or self._by(name) is not None))

@@ -9,14 +9,14 @@ Each process has consecutive nodes, and their rows of each signal. All processes
     from nlflow import E, Gaussian, GradientFlow, solve
 
     dist.init_process_group(backend="gloo")
-    own = distributed.rows(len(x))  # of x and f, tensors that all processes could read; more often they read their own
+    own = distributed.rows(len(x))  # of x and f, tensors that all processes have read
     p = distributed.affinity(Gaussian(width=0.5), distributed.points(x[own].numpy()), x[own])
     solution = solve(GradientFlow(E(p, f[own], 0.3, measure="degree"), metric="degree"), t=5.0)
     whole = distributed.gather(p.shard(solution.final))  # solution.final has the rows of this process
     dist.destroy_process_group()
 
-as ``torchrun --nproc-per-node 2 script.py``. Where a process is lost the others raise `ProcessError` as they wait for
-it, after the timeout of ``init_process_group`` at the latest.
+as ``torchrun --nproc-per-node 2 script.py``. Where a process is lost the others raise `ProcessError`, after the timeout
+of ``init_process_group`` at the latest.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from nlflow.kernels import ExpDotProduct, Kernel, Patch, RadialKernel
 
 
 def rows(count: int, group: Any = None) -> slice:
-    """Return which of `count` nodes are this process's: consecutive ones, as many as others have within one."""
+    """Return the slice of this process among `count` nodes; processes have the same number of nodes, or one more."""
     count = check_integer("count", count, minimum=1)
     processes = Processes(1, group)
     if count < processes.size:
@@ -63,18 +63,12 @@ def points(nodes: ArrayLike, weights: ArrayLike | None = None, *, volume: float 
     Parameters
     ----------
     nodes : array_like of shape (n, m) or (n,)
-        Those of this process.
     weights : array_like of shape (n,), optional
-        Their quadrature weights, all > 0; by default each is ``volume / N``, N the number of nodes of all processes.
+        Quadrature weights > 0; by default each is ``volume / N``, N the number of nodes of all processes.
     volume : float
         Of the whole domain.
     group : ProcessGroup, optional
         All processes by default.
-
-    Raises
-    ------
-    InputError
-        As for `nlflow.Points`.
     """
     own = Points(nodes, weights)
     if weights is not None:
@@ -132,7 +126,7 @@ def affinity(
     domain : Points
         The nodes of this process (`points`); their order over all processes is that of ranks.
     features : tensor of shape (n,) or (n, d)
-        What the kernel compares, for the nodes of this process: positions, or keys of a dot product.
+        Positions, or keys of a dot product, of this process.
     queries : tensor like `features`, optional
         Queries of a dot product; the features themselves by default.
     mode : {'ring', 'gather'}
@@ -150,7 +144,7 @@ def affinity(
     Raises
     ------
     InputError
-        In all processes: without a process group, for unusable features, and where arguments do not go together.
+        Without a process group, for unusable features, and where arguments do not go together; in all processes.
     MemoryLimitError
         When what is needed would pass the limit.
     ProcessError
@@ -306,11 +300,6 @@ class ShardedAffinity(_Sharded):
 
     Signals are given as tensors of this process's rows, and come back as shards of the whole (`local`, `gather`).
 
-    Attributes
-    ----------
-    domain : Points
-        The nodes of this process.
-    mode : {'ring', 'gather'}
     """
 
     method = "sharded"

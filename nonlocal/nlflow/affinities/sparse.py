@@ -37,22 +37,14 @@ class SparseAffinity(Affinity):
     ----------
     domain : Domain
     edges : scipy.sparse.csr_array of shape (N, N)
-        W_ij = w_i w_j k_ij >= 0, with or without a diagonal. Shared, not copied. A node without edges keeps its value
-        in averages; its w_i d_i is then the mean over nodes with edges.
+        W_ij = w_i w_j k_ij >= 0; not copied. A node without edges keeps its value in averages, and its w_i d_i is the
+        mean over nodes with edges.
     kernel : Kernel, optional
         That the weights come from; `edges` are without its amplitude.
     dtype : dtype, optional
-        What signals must be; either precision by default.
+        Of signals; float32 or float64 by default.
     symmetric : bool
         Whether W_ij = W_ji.
-
-    Attributes
-    ----------
-    components : array of int32 of shape ``domain.shape``
-        Number of the connected component of each node. An edge connects its ends whichever way it runs.
-    component_count : int
-    kept : Kept
-        What was made of the edges once and serves again; scaled ones share it.
     """
 
     method = "sparse"
@@ -159,7 +151,7 @@ class SparseAffinity(Affinity):
 
     @cached_property
     def components(self) -> NDArray[np.int32]:
-        """One number a node."""
+        """Number of the connected component of each node, shape ``domain.shape``; edges join their ends both ways."""
         from scipy.sparse.csgraph import connected_components
 
         labels = connected_components(self._by_nodes(), directed=True, connection="weak")[1]
@@ -167,7 +159,7 @@ class SparseAffinity(Affinity):
 
     @cached_property
     def component_count(self) -> int:
-        """Number of components of the graph."""
+        """How many there are."""
         return int(self.components.max()) + 1
 
     def laplacian(self, normalization: str = "combinatorial") -> Sparse:
@@ -176,9 +168,9 @@ class SparseAffinity(Affinity):
         Parameters
         ----------
         normalization : {'combinatorial', 'random walk', 'symmetric'}
-            D - W, I - D^-1 W = I - P, or I - D^-1/2 W D^-1/2, of this affinity as it is, not of K = k + k^T; written
-            for quadrature weights of 1, where W_ij = k_ij and D = diag(d). Self-loops count in d. With weights w,
-            P_ij = w_j k_ij / d_i, and w d takes the place of D in the symmetric one.
+            D - W, I - D^-1 W = I - P, or I - D^-1/2 W D^-1/2 with W_ij = k_ij and D = diag(d), of k and not of
+            K = k + k^T, for quadrature weights of 1. With weights w they are D (I - P), I - P and
+            (w d)^1/2 (I - P) (w d)^-1/2.
 
         Returns
         -------
@@ -211,7 +203,7 @@ class SparseAffinity(Affinity):
 
     @classmethod
     def from_weights(cls, domain: Domain, k: Sparse, *, symmetric: bool) -> SparseAffinity:
-        """Return the affinity of the weights k_ij >= 0, float64, which are changed in place and kept."""
+        """Return the affinity of the weights k_ij >= 0, float64, which are changed in place."""
         largest = float(k.data.max(initial=0.0))
         # Only where sums of products could overflow, or lose digits: other weights stay the numbers they are.
         unit = 1.0 if 1e-150 < largest < 1e150 else power_of_two(largest)

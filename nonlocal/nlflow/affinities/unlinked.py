@@ -16,13 +16,13 @@ from nlflow.domains import Domain
 class Unlinked(Affinity):
     """Nodes that see only themselves: P = I, d = 1 and J = 0.
 
-    For what moves by something else than a kernel on its domain: particles, or reactions at each node by itself.
+    For particles, and for reactions at each node by itself.
 
     Parameters
     ----------
     domain : Domain
     like : tensor, optional
-        Of the dtype and on the device that signals have; NumPy arrays without it.
+        Of the dtype and device of signals; NumPy arrays by default.
 
     Examples
     --------
