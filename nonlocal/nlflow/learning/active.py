@@ -35,7 +35,7 @@ def ask_next(
     Parameters
     ----------
     model : fitted estimator of this package, or Affinity
-        Whose graph is meant. Symmetric.
+        Symmetric.
     labelled : array of int, or array of bool of shape (N,)
         Nodes whose labels are known, at least one in each component.
     count : int
@@ -44,7 +44,7 @@ def ask_next(
         between free nodes (Zhu, Lafferty and Ghahramani 2003). ``hitting time``: the longest mean time of a walk from
         the node to a label.
     candidates : int
-        Nodes that are looked at for the variance beyond 1000 nodes, drawn at random.
+        How many nodes, drawn at random, are looked at for the variance beyond 1000 nodes.
     rng : seed or numpy.random.Generator
 
     Returns

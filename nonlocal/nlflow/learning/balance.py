@@ -14,7 +14,6 @@ _BEYOND = 600.0  # logarithm of a factor that a float no longer holds with its n
 
 
 def quotas(prior: Floats, count: int) -> NDArray[np.intp]:
-    """Return the counts of classes, by the largest remainders."""
     exact = prior / prior.sum() * count
     whole = np.floor(exact).astype(np.intp)
     order = np.argsort(whole - exact, kind="stable")
@@ -23,15 +22,14 @@ def quotas(prior: Floats, count: int) -> NDArray[np.intp]:
 
 
 def counts_of(scores: Floats) -> NDArray[np.intp]:
-    """Return how many rows have each class as their largest score."""
     return np.asarray(np.bincount(scores.argmax(axis=1), minlength=scores.shape[1]), np.intp)
 
 
 def shifts(scores: Floats, wanted: NDArray[np.intp]) -> Floats:
-    """Return numbers b with which `wanted` rows have each class as the largest of scores + b, as near as may be.
+    """Return numbers b with which about `wanted` rows have each class as the largest of scores + b.
 
-    The prices of the best assignment under these counts (Calder, Cook, Thorpe and Slepcev 2020). Rows with the same
-    scores cannot be told apart. Scores (N, C) are -inf where a row can never have a class.
+    They are prices of the best assignment with these counts (Calder, Cook, Thorpe and Slepcev 2020). Scores (N, C) are
+    -inf where a row can never have a class.
     """
     highest = scores.max(axis=1, keepdims=True)
     s = scores - highest
@@ -85,7 +83,7 @@ def _smoothed(s: Floats, b: Floats, aims: Floats, temperature: float) -> tuple[f
 
 
 def factors(scores: Floats, wanted: NDArray[np.intp]) -> Floats:
-    """Return factors with which `wanted` rows have each class as their largest score."""
+    """Return factors with which about `wanted` rows have each class as their largest score."""
     scores = scores[(scores > 0).any(axis=1)]
     with np.errstate(divide="ignore"):
         found = shifts(np.log(np.maximum(scores, 0)), quotas(wanted.astype(np.float64), len(scores)))

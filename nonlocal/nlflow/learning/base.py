@@ -250,9 +250,9 @@ class GraphClassifier(ClassifierMixin, GraphEstimator):
             Points; Dask arrays are loaded. With ``affinity='precomputed'`` weights (N, N), symmetric up to rounding;
             with ``metric='precomputed'`` distances (N, N), sparse where only those to near points are known.
         y : array of shape (N,)
-            Labels; -1 where there is none (but -1 and 1 alone are two classes). Strings of which some are missing have
-            dtype object. NaN, None, and the strings '', '-1', 'nan' and '<NA>' are refused. With ``missing=None``
-            samples with None, NaN or NA have no label, and -1 is a class.
+            Labels, of dtype object for strings of which some are missing; -1 where there is none (but -1 and 1 alone
+            are two classes). With ``missing=None`` None, NaN and NA mark these, and -1 is a class. The strings '',
+            '-1', 'nan' and '<NA>' are refused.
 
         Returns
         -------
@@ -349,12 +349,12 @@ class GraphClassifier(ClassifierMixin, GraphEstimator):
 
         Parameters
         ----------
-        X : array or tensor of shape (M, d)
-            A Dask array gives a Dask array.
+        X : array, tensor or Dask array of shape (M, d)
 
         Returns
         -------
         array of shape (M,)
+            A Dask array for one.
 
         Warns
         -----
@@ -393,7 +393,7 @@ class GraphRegressor(RegressorMixin, GraphEstimator):
         X : array or tensor of shape (N, d)
             As for a classifier.
         y : array of shape (N,) or (N, D)
-            Values; NaN where there is none, in all columns of a row.
+            NaN where there is no value, in all columns of a row.
 
         Returns
         -------

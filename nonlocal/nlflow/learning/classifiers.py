@@ -53,20 +53,15 @@ class HarmonicClassifier(_Held, ProbabilisticClassifier):
     """Harmonic functions: J is minimized with u = y at labelled nodes, so that Pu = u at the others.
 
     (Zhu, Ghahramani and Lafferty 2003, semi-supervised learning using Gaussian fields and harmonic functions.) The
-    score of a class is the probability that a walker from the node meets a label of this class first. With a fidelity E
-    is minimized.
+    score of a class is the probability that a walker from the node meets a label of this class first.
 
     Parameters
     ----------
     fidelity : float or None
-        lambda~ at labelled nodes; None holds the labels.
+        lambda~ at labelled nodes of E, which is minimized instead of J; None holds the labels.
     affinity, gamma, n_neighbors, metric, search, keep, class_prior, balance, accuracy, tol, max_iter, missing, verbose,
     memory_limit
         See `LabelSpreading`, as for the attributes.
-
-    Notes
-    -----
-    Graphs of more than 2048 nodes take O(edges) a step of conjugate gradients.
 
     Examples
     --------
@@ -108,7 +103,7 @@ class HarmonicRegressor(_Held, GraphRegressor):
     Parameters
     ----------
     fidelity : float or None
-        lambda~ where y is known; None holds the values.
+        lambda~ where y is known, of E, which is minimized instead of J; None holds the values.
     affinity, gamma, n_neighbors, metric, search, keep, accuracy, tol, max_iter, verbose, memory_limit
         See `LabelSpreading`.
 
@@ -152,19 +147,18 @@ class PoissonClassifier(GraphClassifier):
     ----------
     affinity, gamma, n_neighbors, metric, search, keep, class_prior, balance, accuracy, tol, max_iter, missing, verbose,
     memory_limit
-        See `LabelSpreading`, as for the attributes. ``class_prior`` sets ``class_shifts_``, which are added to scores,
-        in place of the factors of the paper. ``balance`` is 'count'.
+        See `LabelSpreading`, as for the attributes. ``class_prior`` sets ``class_shifts_``; ``balance`` is 'count'.
 
     Attributes
     ----------
     functional_ : J
-        Of W, so that L = D - W; over a degree where these are below 1e-13.
+        Of W, so that L = D - W; in other units where degrees are below 1e-13.
     source_ : array of shape (N, C)
         y_j - mean y at labelled nodes.
     label_distributions_ : array of shape (N, C)
         Scores, which are no probabilities: they sum to 0.
     spread_ : float
-        Root mean square of the scores of reached samples, before ``class_shifts_``; the unit of `predict_proba`.
+        Root mean square of the scores of reached samples, before ``class_shifts_``.
 
     Examples
     --------
@@ -245,7 +239,7 @@ class PoissonClassifier(GraphClassifier):
 
     @by_chunks
     def predict_proba(self, X: Any) -> NDArray[Any]:
-        """Return ``exp(score / spread_)`` of the classes at points over their sum, (M, C), which is not calibrated."""
+        """Return ``exp(score / spread_)`` of the classes at points over their sum, (M, C); they are not calibrated."""
         scores = np.asarray(self._scores(X), np.float64) / self.spread_
         raised = np.exp(scores - scores.max(axis=1, keepdims=True))
         return self._as_signal(raised / raised.sum(axis=1, keepdims=True))
@@ -266,7 +260,6 @@ def _size(scores: Floats) -> float:
 def one_kind(
     values: NDArray[Any], labelled: NDArray[np.bool_], parts: NDArray[np.int64]
 ) -> Iterator[tuple[NDArray[np.bool_], NDArray[Any]]]:
-    """Yield the components whose labels all have one value, and that value."""
     for part in np.unique(parts[labelled]):
         inside = parts == part
         there = values[labelled & inside]
@@ -300,16 +293,16 @@ class _PHarmonic(GraphEstimator):
 class PLaplacianClassifier(_PHarmonic, ProbabilisticClassifier):
     """p-Laplace learning: J_p is minimized with u = y at labelled nodes, |u_i - u_j| being Euclidean over the classes.
 
-    The variational p-Laplacian, not the game-theoretic one. With p above the dimension of the data no spikes appear at
-    labels (El Alaoui, Cheng, Ramdas, Wainwright and Jordan 2016, arXiv 1603.00564; Flores, Calder and Lerman 2022, doi
-    10.1016/j.acha.2022.01.004).
+    The p-Laplacian is the variational one (Flores, Calder and Lerman 2022, doi 10.1016/j.acha.2022.01.004). In the
+    limit of many points p above the dimension of the data avoids spikes at labels (El Alaoui et al. 2016,
+    arXiv 1603.00564).
 
     Parameters
     ----------
     p : float
-        1 < p <= 10. Below 1.4 rounding may keep the tolerance out of reach, which a warning tells.
+        1 < p <= 10. Below 1.4 rounding may keep `tol` out of reach, of which a ``ConvergenceWarning`` tells.
     tol : float
-        Of the flows on edges; see `nlflow.functionals.variational.harmonic_extension`.
+        See `nlflow.functionals.variational.harmonic_extension`.
     max_iter : int
         Linear problems.
     affinity, gamma, n_neighbors, metric, search, keep, class_prior, balance, accuracy, missing, verbose, memory_limit

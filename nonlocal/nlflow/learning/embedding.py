@@ -24,33 +24,29 @@ _FEW = 25  # points of a mode: its eigenvalue, a mean over so many, is known to 
 class DiffusionMap(TransformerMixin, PointEstimator):
     """Diffusion map: the slow modes of a walk on the points, |mu_k|^t psi_k, as coordinates.
 
-    (Coifman and Lafon 2006, doi 10.1016/j.acha.2006.04.006.) With alpha the weights k_ij / (q_i q_j)^alpha take the
-    place of k_ij, q_i = sum_j k_ij being the density: with alpha = 1 the modes tend to those of the Laplacian of the
-    manifold, however the points are distributed on it.
+    (Coifman and Lafon 2006, doi 10.1016/j.acha.2006.04.006.) The weights are k_ij / (q_i q_j)^alpha with the density
+    q_i = sum_j k_ij.
 
-    With beta the weights are exp(-|x_i - x_j|^2 / (s_i s_j)), s_i = s p_i^beta with a first estimate p of the density
-    (Berry and Harlim 2016, doi 10.1016/j.acha.2015.01.001; in their notation alpha + beta (d + 2) / 2 takes the place
-    of alpha). The modes are those of the generator L = 4 (P - I) / s_i^2 of the weights (s_i s_j)^-(d/2 + 1) (q_i
-    q_j)^-alpha k_ij in d dimensions, q_i being sum_j k_ij / s_i^d, which tends to Delta + 2 (1 - alpha) grad log q .
-    grad as widths fall.
+    With beta k_ij = exp(-|x_i - x_j|^2 / (s_i s_j)), s_i = s p_i^beta with a first estimate p of the density (Berry and
+    Harlim 2016, doi 10.1016/j.acha.2015.01.001; in their notation alpha + beta (d + 2) / 2 takes the place of alpha).
+    In d dimensions the modes are those of L = 4 (P - I) / s_i^2 for the weights (s_i s_j)^-(d/2 + 1) (q_i q_j)^-alpha
+    k_ij, with q_i = sum_j k_ij / s_i^d. As widths fall, L tends to Delta + 2 (1 - alpha) grad log q . grad.
 
     Parameters
     ----------
     n_components : int
         At most N - 2.
     affinity : {'rbf', 'knn', 'precomputed'}, RadialKernel or callable
-        As for `LabelSpreading`, with k(x, x) = 1 among the weights ('precomputed' ones and those of a function are
-        taken as they are).
+        As for `LabelSpreading`, but with the diagonal, of which k(x, x) = 1 for points.
     gamma, metric, search, keep
-        See `LabelSpreading`. With beta the weights are exp(-gamma |x_i - x_j|^2 / (r_i r_j)), with r = q^beta over its
-        geometric mean; None takes the steepest slope of ``curve_``.
+        See `LabelSpreading`. With beta k_ij = exp(-gamma |x_i - x_j|^2 / (r_i r_j)), with r = p^beta over its geometric
+        mean; None takes the steepest slope of ``curve_``.
     n_neighbors : int or None
         Of 'knn'; None takes 30, or N - 1 where that is less.
     alpha : float
         In [0, 1].
     beta : float or None
-        In [-1, 0], where 0 is one width; for 'rbf', of up to 4097 points, and 'knn'. None takes the weights of
-        `LabelSpreading`.
+        In [-1, 0]; for 'rbf', of up to 4097 points, and 'knn'. None takes the weights of `LabelSpreading`.
     t : float
         Diffusion time in moves, >= 0.
     accuracy : float or None
@@ -58,7 +54,7 @@ class DiffusionMap(TransformerMixin, PointEstimator):
     tol : float
         Largest residual of an eigenpair, P psi - mu psi in the norm of pi.
     verbose : bool
-        Say on stderr how the graph was made.
+        Say on stderr what was done.
     memory_limit : float, optional
         Bytes.
 
@@ -75,11 +71,11 @@ class DiffusionMap(TransformerMixin, PointEstimator):
     widths_ : array of shape (N,)
         s_i, with beta.
     generator_ : array of shape (n_components,)
-        Eigenvalues of L, with beta; mu_k = 1 + ``generator_`` min s_i^2 / 4 are those of moves of one length.
+        Eigenvalues of L, with beta; mu_k = 1 + ``generator_`` min s_i^2 / 4.
     curve_ : WidthCurve
         With beta; how sums grow with a factor of r.
     participation_ : array of shape (n_components,)
-        With beta; how many points have a part in each mode, 1 / sum_i (pi_i psi_i^2)^2.
+        1 / sum_i (pi_i psi_i^2)^2, with beta: how many points have a part in each mode.
     dimension_ : int
         d, with beta.
     affinity_, method_, reason_, error_estimate_
@@ -94,12 +90,11 @@ class DiffusionMap(TransformerMixin, PointEstimator):
     -----
     NlflowWarning
         For points in several parts: the first coordinates are constant on each and tell them apart. With beta, for
-        modes of few points far from others, whose eigenvalues of about -4 / s_i^2 may stand among the slow ones.
+        modes that lie on few points far from others.
 
     Notes
     -----
-    O(N^3) time up to 1000 points, and one average a step beyond. Other points are placed by one average, psi_k(x) =
-    sum_j P(x, x_j) psi_k(x_j) / mu_k (Nystroem).
+    O(N^3) time up to 1000 points, and one average a step beyond.
 
     Examples
     --------
@@ -216,7 +211,10 @@ class DiffusionMap(TransformerMixin, PointEstimator):
 
     @by_chunks
     def transform(self, X: Any) -> NDArray[Any]:
-        """Return the coordinates of other points, (M, n_components), NaN where none is seen."""
+        """Return the coordinates of other points, (M, n_components): psi_k(x) = sum_j P(x, x_j) psi_k(x_j) / mu_k.
+
+        NaN for points that see no training point.
+        """
         check_is_fitted(self)
         found = self._at(X, self.graph_.as_signal(self._vectors), np.ones(self.graph_.size, np.bool_))
         values = self.eigenvalues_
@@ -236,7 +234,6 @@ class DiffusionMap(TransformerMixin, PointEstimator):
 
 
 def shown_parts(sizes: list[int]) -> str:
-    """Return words on parts of a graph, the largest first."""
     return f"{len(sizes)} parts that do not see each other (sizes {listed(sizes)})"
 
 
@@ -247,7 +244,6 @@ def _over_mean(logs: Floats) -> Floats:
 
 
 def rounding_of(graph: PointGraph) -> float:
-    """Return a bound of the relative rounding of sums of the graph."""
     return 1e-6 if str(graph.affinity.dtype).endswith("float32") else 1e-14
 
 
@@ -278,20 +274,20 @@ def spectral_clustering(
         Points, or weights (N, N) with ``affinity='precomputed'``.
     n_clusters : int
     affinity, gamma, n_neighbors, metric, search, keep, accuracy, verbose, memory_limit
-        See `LabelSpreading`.
+        See `LabelSpreading`; with 'rbf' or a kernel k(x, x) = 1 counts beyond 4096 points.
     tol : float
         Largest residual of the modes.
 
     Returns
     -------
     array of int of shape (N,)
-        Numbers of clusters, the largest first.
+        Numbers of clusters, 0 for the largest.
 
     Warns
     -----
     NlflowWarning
-        Where the graph has several parts, and not as many as clusters; and where the number parts modes with one
-        eigenvalue.
+        Where the graph has several parts, and not as many as clusters; and where the number of clusters parts equal
+        eigenvalues.
 
     Examples
     --------

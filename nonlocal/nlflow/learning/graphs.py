@@ -70,7 +70,6 @@ class Recipe:
                 )
 
     def neighbours_of(self, size: int) -> int:
-        """Return how many neighbours each of so many points has."""
         others = size - 1
         if self.affinity == "rbf":
             return others
@@ -86,11 +85,11 @@ class Recipe:
 
 @dataclass(frozen=True)
 class AtOthers:
-    """Averages at M other points: `seen` those that see any, `far` those whose weights are all 0 in floats."""
+    """Averages at other points."""
 
     averages: Array
-    seen: NDArray[np.bool_]
-    far: NDArray[np.bool_]
+    seen: NDArray[np.bool_]  # points that see any
+    far: NDArray[np.bool_]  # points whose weights are all 0 in floats
     widths: Floats | None = None
 
 
@@ -127,7 +126,6 @@ class PointGraph:
             self.affinity = self._given() if is_precomputed(given) else self._called(given)
 
     def weighted(self, weights: Floats) -> PointGraph:
-        """Return the graph with other quadrature weights."""
         if self._edges is None:
             return PointGraph(self._recipe, self._points, weights)
         result = copy.copy(self)
@@ -137,7 +135,6 @@ class PointGraph:
         return result
 
     def slowed(self, times: Floats) -> PointGraph:
-        """Return the graph of I + (P - I) / times."""
         from scipy.sparse import diags_array
 
         result, sums = copy.copy(self), self._edges @ self.weights
@@ -234,14 +231,14 @@ class PointGraph:
 
     @cached_property
     def own(self) -> Floats:
-        """Share of each node's degree that is its own loop."""
+        """Share of each node's degree that is a loop without a part; an affinity that was given has none."""
         p = self.affinity
+        if isinstance(self._recipe.affinity, Affinity):
+            return np.zeros(self.size)
         if isinstance(p, DenseAffinity):
             return np.asarray(np.diagonal(to_numpy(p.matrix)), np.float64)
         if isinstance(p, SparseAffinity) and self._kernel is None:
             return np.asarray(p._transitions().diagonal(), np.float64)
-        if self._kernel is None:
-            return np.zeros(self.size)
         logs = np.asarray(to_numpy(p._log_degree_wide()), np.float64).ravel()  # k(x, x) = 1, and so are the weights
         return np.minimum(np.exp(-logs), 1.0)
 
@@ -263,7 +260,7 @@ class PointGraph:
         return np.where(alone, 1 + np.cumsum(alone), 0)
 
     def remedy(self) -> str:
-        """Return what to do where labels do not reach all nodes."""
+        """Return advice for labels that do not reach all nodes."""
         given, recipe = self._recipe.affinity, self._recipe
         if isinstance(given, RadialKernel):
             return "pass a kernel with a larger width, or affinity='knn', whose widths are local"
@@ -337,7 +334,6 @@ class PointGraph:
         return xp.concat(rows, axis=0), np.concatenate(far)
 
     def as_signal(self, values: Floats) -> Array:
-        """Return values in the precision, namespace and on the device of the points."""
         if is_numpy(self._points) or not hasattr(self._points, "detach"):
             dtype = self.affinity.dtype or (np.float32 if getattr(self._points, "dtype", None) == np.float32 else None)
             return np.asarray(values, dtype or np.float64)

@@ -54,7 +54,7 @@ AT_OTHERS = 6
 
 
 class InputTypeError(InputError, TypeError):
-    """An argument of a kind that cannot be used; scikit-learn wants a `TypeError`."""
+    """An `InputError` that is a `TypeError` too, as scikit-learn wants."""
 
 
 @contextmanager
@@ -79,12 +79,10 @@ def points_as_x() -> Iterator[None]:
 
 
 def is_precomputed(affinity: Any) -> bool:
-    """Whether weights are given."""
     return isinstance(affinity, str) and affinity == "precomputed"
 
 
 def is_pairwise(estimator: Any) -> bool:
-    """Whether weights, or distances, are given in place of points."""
     return is_precomputed(estimator.affinity) or getattr(estimator, "metric", "") == "precomputed"
 
 
@@ -190,7 +188,6 @@ def is_chunked(X: Any) -> bool:
 
 
 def loaded(X: Any) -> Any:
-    """Load a Dask array."""
     if not is_chunked(X):
         return X
     if X.nbytes == X.nbytes:  # unknown chunks have no number
@@ -257,7 +254,7 @@ def on_host(points: Any) -> Any:
 
 
 def check_plain(name: str, value: Any) -> None:
-    """Refuse masked arrays, whose masks scikit-learn leaves away without a word, and tensors that cannot be read."""
+    """Refuse masked arrays, whose masks scikit-learn ignores, and tensors that cannot be read."""
     if is_tensor(value):
         check_tensor(name, value)
     if isinstance(value, np.ma.MaskedArray):
@@ -265,7 +262,6 @@ def check_plain(name: str, value: Any) -> None:
 
 
 def weights_of(kernel: Any, x: Any, y: Any) -> Any:
-    """Return a function's weights (N, M) between two sets of points."""
     from scipy.sparse import csr_array
 
     weights = on_host(kernel(x, y))
@@ -286,7 +282,7 @@ def weights_of(kernel: Any, x: Any, y: Any) -> Any:
 
 
 def symmetrized(weights: Any) -> Any:
-    """Return weights (N, N) that are symmetric up to rounding as symmetric to the last bit, or raise."""
+    """Return weights (N, N) that are symmetric up to rounding as exactly symmetric ones."""
     back, precision, sparse = weights.T, np.finfo(weights.dtype), hasattr(weights, "toarray")
     differ = weights != back
     if not (differ.nnz if sparse else differ.any()):
@@ -312,7 +308,7 @@ def symmetrized(weights: Any) -> Any:
 
 
 class Classes(NamedTuple):
-    """The classes, the number of that of each labelled sample, and which samples are labelled."""
+    """The classes, the class number of each labelled sample, and which samples are labelled."""
 
     names: NDArray[Any]
     numbers: NDArray[np.intp]
@@ -320,7 +316,7 @@ class Classes(NamedTuple):
 
 
 class Values(NamedTuple):
-    """Values (N, D), which samples have them, and whether there was one column without an axis of its own."""
+    """Values (N, D), which samples have them, and whether they were given as (N,)."""
 
     values: Floats
     labelled: NDArray[np.bool_]
@@ -438,7 +434,6 @@ def _check_named(y: NDArray[Any], labelled: NDArray[np.bool_]) -> None:
 
 
 def is_none(value: Any) -> bool:
-    """Whether a value is None, NaN, NaT or NA."""
     if value is None or type(value).__name__ in ("NAType", "NaTType"):
         return True
     return isinstance(value, numbers.Real) and value != value
@@ -448,7 +443,6 @@ def is_none(value: Any) -> bool:
 
 
 def check_signals(samples: int, columns: int, limit: float | None, copies: int = _COPIES) -> None:
-    """Raise `MemoryLimitError` for signals of so many columns."""
     check_memory(
         f"signals of {samples} samples with {columns} columns each", 8 * copies * samples * columns,
         "use fewer samples or classes, or raise memory_limit", limit,
@@ -456,7 +450,6 @@ def check_signals(samples: int, columns: int, limit: float | None, copies: int =
 
 
 def check_graph(samples: int, edges: float, columns: int, limit: float | None, found: str = "labels") -> None:
-    """Raise `MemoryLimitError` for edges and signals on them."""
     needed = _EDGE_BYTES * edges + samples * (_NODE_BYTES[found] + 8 * _COPIES * columns)
     check_memory(
         f"a graph of {samples} samples with {edges / samples:.3g} neighbours each and {columns} signals on it",

@@ -46,11 +46,11 @@ class Curve(Brief):
     parameter : str
     values : list
     scores : array of shape (values, folds)
-        Of each value and each set of labels that were held out; higher is better.
+        Higher is better.
     iterations : array of int of shape (values,)
-        Of all solutions with a value.
+        Of all folds together.
     best : object
-        The value of the highest mean score, the first of equal ones.
+        The first value of the highest mean score.
     """
 
     parameter: str
@@ -73,14 +73,13 @@ class Curve(Brief):
 def choose(model: Any, X: Any, y: Any, parameter: str, values: Any, *, folds: int = 5, rng: Any = 0) -> Curve:
     """Return how well an estimator finds labels that are held out, for each value of a parameter.
 
-    All points stay; in each fold a part of the labels is hidden. For classifiers the score is the mean logarithm of the
+    Each fold hides a part of the labels, and no points. For classifiers the score is the mean logarithm of the
     probability of the hidden label, at least 0.001 (of `PoissonClassifier` the share of right classes), for regressors
     minus the mean squared error.
 
     Parameters
     ----------
     model : estimator of this package
-        Is not changed.
     X, y
         As for its `fit`.
     parameter : str
@@ -89,7 +88,6 @@ def choose(model: Any, X: Any, y: Any, parameter: str, values: Any, *, folds: in
     folds : int
         At least 2, at most the number of labels.
     rng : seed or numpy.random.Generator
-        Which labels are hidden together.
 
     Returns
     -------
@@ -98,7 +96,7 @@ def choose(model: Any, X: Any, y: Any, parameter: str, values: Any, *, folds: in
     Raises
     ------
     InputError
-        For another model, such as a pipeline, and a parameter that it does not have or that has no part in it.
+        For another model, such as a pipeline, and a parameter that it does not have or use.
     """
     from sklearn.base import clone
 
@@ -181,7 +179,7 @@ def _score(trial: Any, targets: Any, hidden: NDArray[np.intp]) -> float:
 
 @checked_call
 def choose_width(X: Any, *, samples: int = SAMPLES) -> WidthCurve:
-    """Return how sums of Gaussians between points grow with their width, and the width where they grow most.
+    """Return how sums of Gaussians between points grow with their width, and where they grow most.
 
     (Coifman, Shkolnisky, Sigworth and Singer 2008, doi 10.1109/TIP.2008.2002305; Berry and Harlim 2016, doi
     10.1016/j.acha.2015.01.001.)
@@ -221,9 +219,9 @@ def choose_width(X: Any, *, samples: int = SAMPLES) -> WidthCurve:
 def log_evidence(affinity: Affinity, labelled: Any, values: Any, *, fidelity: float) -> float:
     """Return the restricted log marginal likelihood of values at some nodes under the Gaussian field of E.
 
-    A priori u has the density exp(-J(u) / (2 s^2)), and values are u + noise of variance s^2 / (fidelity w_i d_i), w
-    being quadrature weights. The mean of u is unknown; s^2 is the one that suits the values best (Patterson and
-    Thompson 1971). To compare widths, graphs and fidelities for the same values: higher is better.
+    A priori u has the density exp(-J(u) / (2 s^2)) and an unknown mean, and values are u + noise of variance s^2 /
+    (fidelity w_i d_i), with the s^2 of maximum likelihood (Patterson and Thompson 1971). Higher is better, among
+    widths, graphs and fidelities for the same values.
 
     Parameters
     ----------
@@ -239,7 +237,7 @@ def log_evidence(affinity: Affinity, labelled: Any, values: Any, *, fidelity: fl
     Returns
     -------
     float
-        Up to a constant that the shape of values decides. Costs M - 1 potentials.
+        Up to a constant that depends on the shape of values. Costs M - 1 potentials.
     """
     check_affinity(affinity)
     if not affinity.symmetric or affinity.domain.leading:

@@ -30,8 +30,8 @@ _FEW = 1 / 8  # of the pairs: up to so many are worth a graph of their own
 class LabelSpreading(ProbabilisticClassifier):
     """Label spreading: F = (1 - alpha) (I - alpha S)^-1 Y with S = D^-1/2 W D^-1/2, rows over their sums.
 
-    F = D^1/2 u with the minimizer u of E for the fidelity lambda~ = (1 - alpha) / alpha in the degree measure and f =
-    D^-1/2 Y (Zhou, Bousquet, Lal, Weston and Schoelkopf 2004, learning with local and global consistency).
+    (Zhou, Bousquet, Lal, Weston and Schoelkopf 2004, learning with local and global consistency.) F = D^1/2 u, where u
+    minimizes E for the fidelity lambda~ = (1 - alpha) / alpha in the degree measure and f = D^-1/2 Y.
 
     Parameters
     ----------
@@ -39,9 +39,8 @@ class LabelSpreading(ProbabilisticClassifier):
         W. 'knn': the nearest neighbours with local widths, exp(-|x - y|^2 / (s_x s_y)), s being the distance to the
         farthest of them (Zelnik-Manor and Perona 2004). 'rbf' or a kernel: exp(-gamma |x - y|^2), or that kernel,
         between all pairs. 'precomputed': weights (N, N) given as X. A function of two sets of points (N, d) and (M, d)
-        returns weights (N, M), of which the mean of both directions is taken. An affinity of the samples has W_ij = w_i
-        w_j k_ij; X says only how many there are. The diagonal of W has no part, but in an affinity whose ``method`` is
-        neither 'dense' nor 'sparse'.
+        returns weights (N, M), of which the mean of both directions is taken. Their diagonal has no part. An Affinity
+        of the samples has W_ij = w_i w_j k_ij, the diagonal among them; of X the number of rows alone counts.
     gamma : float or None
         Of 'rbf'; None takes the width of the steepest slope of `choose_width`.
     n_neighbors : int or None
@@ -49,26 +48,25 @@ class LabelSpreading(ProbabilisticClassifier):
     metric : {'euclidean', 'cosine', 'correlation', 'jaccard', 'precomputed'}
         Of 'knn'; see `neighbour_graph`. 'precomputed' takes distances (N, N) as X, and rows of them to predict at.
     search : {'auto', 'tree', 'brute', 'descent'}
-        Of 'knn': how neighbours are found; see `neighbour_graph`.
+        Of 'knn'; see `neighbour_graph`.
     keep : {'either', 'both'}
-        Of 'knn': edges between points of which one, or both, are among the other's nearest.
+        Of 'knn'; see `neighbour_graph`.
     alpha : float
-        In (0, 1): how much a node takes from its neighbours, and not from its own label.
+        In (0, 1).
     class_prior : None, 'labels' or array of shape (C,)
         Shares of the classes among the unlabelled samples; 'labels' takes those among the labels.
     balance : {'count', 'mass'}
-        What has them: the numbers of samples of each class, or the sums of the scores, before rows are divided by their
-        sums (class mass normalization, Zhu, Ghahramani and Lafferty 2003).
+        What has the shares: the numbers of samples, or the sums of the scores (class mass normalization, Zhu,
+        Ghahramani and Lafferty 2003).
     accuracy : float or None
         How far averages over all pairs may be off beyond 4096 points; None for exact sums.
     tol : float or None
         Relative residual; 1e-10 in float64 and 1e-5 in float32 by default.
     max_iter : int
-        Of iterations.
     missing : -1, None, NaN or NA
         What marks samples without a label, and those that get none; any of the last three stands for all of them.
     verbose : bool
-        Say on stderr how the graph was made and how it was solved.
+        Say on stderr what was done.
     memory_limit : float, optional
         Bytes.
 
@@ -80,23 +78,17 @@ class LabelSpreading(ProbabilisticClassifier):
     transduction_ : array of shape (N,)
         Class of each sample; `missing` in components without a label.
     class_factors_, class_shifts_ : array of shape (C,)
-        What scores are multiplied by, and what is added to them, for ``class_prior``.
+        What scores are multiplied by, and what is added, for ``class_prior``.
     class_shares_ : array of shape (C,)
         With ``class_prior``: shares of the classes among the unlabelled samples that labels reach.
     labelled_ : array of bool of shape (N,)
-        Which samples had a label.
     functional_ : E
-        Of which u is the minimizer.
     n_iter_, residual_, message_
         Of the solution; see `nlflow.functionals.minimizer.Minimizer`.
     affinity_, method_, reason_, error_estimate_
         Of the sums.
     reached_ : array of bool of shape (N,)
         Which samples share a component with a label.
-
-    Notes
-    -----
-    O(N) memory and some log(1 / tol) / sqrt(1 - alpha) averages beyond 4096 points.
 
     Examples
     --------

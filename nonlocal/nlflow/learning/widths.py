@@ -28,7 +28,7 @@ class WidthCurve(Brief):
     widths : array of shape (W,)
         sigma of exp(-|x - y|^2 / (2 sigma^2)), increasing.
     sums : array of shape (W,)
-        Mean of the kernel over all pairs of M points, themselves among them.
+        Mean of the kernel over all pairs of points, each with itself too.
     slopes : array of shape (W,)
         d log(sums) / d log(widths).
     """
@@ -39,12 +39,12 @@ class WidthCurve(Brief):
 
     @property
     def best(self) -> float:
-        """The width of the steepest slope."""
+        """Width of the steepest slope."""
         return float(self.widths[int(np.argmax(self.slopes))])
 
     @property
     def dimension(self) -> float:
-        """The steepest slope, an estimate of the dimension of the data."""
+        """Steepest slope, an estimate of the dimension of the data."""
         return float(self.slopes.max())
 
     @property
@@ -54,7 +54,6 @@ class WidthCurve(Brief):
 
 
 def width_curve(points: Any, samples: int = SAMPLES) -> WidthCurve:
-    """Curve of checked points."""
     squared, count = _pairs(points, samples)
     return _grown(squared, 1 / count, 2 / count**2)
 
@@ -91,7 +90,6 @@ class VariableWidths:
         self.points = self._scale * relative
 
     def at(self, distances: Floats, ends: NDArray[Any]) -> Floats:
-        """Return the widths of other points, (M,)."""
         known = distances[:, :1] == 0
         apart = np.where(known, distances[:, 1:], distances[:, :-1])
         there = np.where(known, ends[:, 1:], ends[:, :-1])
@@ -118,7 +116,7 @@ def _nearest_mean(distances: Floats) -> Floats:
 
 
 def median_rate(points: Any, samples: int = 200) -> float:
-    """Return 1 over the median squared distance of a few points, or 1 where that is 0."""
+    """Return 1 over the median squared distance of `samples` points, or 1 where that is 0."""
     squared, _ = _pairs(points, samples)
     middle = float(np.median(squared)) if len(squared) else 0.0
     return 1 / middle if middle > 0 else 1.0

@@ -252,7 +252,7 @@ class MarkovChain(Transitions):
         if not isinstance(targets, Mapping | Sequence | np.ndarray):
             raise InputError(
                 f"targets: got {type(targets).__name__}, expected a mapping of names to nodes, or a sequence of nodes; "
-                "of labels give {name: labels == name}, and put one target in a list"
+                "for labels pass {name: labels == name, ...}, and put a single target in a list"
             )
         named = targets if isinstance(targets, Mapping) else dict(enumerate(targets))
         names, inside = tuple(named), [self._nodes(f"targets[{name!r}]", nodes) for name, nodes in named.items()]
