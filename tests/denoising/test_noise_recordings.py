@@ -450,6 +450,8 @@ def test_values_that_are_held_and_peaks_of_one_height_stay():
     held = np.repeat(rng.normal(size=700), 3)
     with pytest.warns(NlflowWarning, match="the result is the input"):
         assert np.array_equal(denoise(held), held)
+    outlying = np.repeat(np.random.default_rng(3).normal(size=250), 4)
+    assert estimate_noise(outlying).model.white_sigma == 0
     beat = np.arange(2000) / 60 * 1.2 % 1
     peaks = np.rint(1000 * np.exp(-(((beat - 0.3) / 0.012) ** 2)) + 100 * np.sin(2 * np.pi * beat))
     assert "impulses" not in estimate_noise(peaks).model.describe()

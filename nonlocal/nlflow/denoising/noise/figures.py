@@ -357,6 +357,7 @@ class OfSpikes(Figures, source=BY_HAND):
     few = figure(4, "spikes tell whether they are alike")
     alike = figure(0.15, "relative spread of heights or intervals: exponential ones have 1, beats 0.1")
     nothing = figure(1e-7, "of the range: less is rounding of single precision", OF_ROUNDING)
+    unusual = figure(0.05, "of the values of a recording that repeats each are repeated less often than all others")
 
 
 class OfDispersion(Figures, source=BY_HAND):

@@ -193,8 +193,17 @@ def _look(values: Floats, known: NDArray[np.bool_], established: bool) -> _Look:
     places = np.flatnonzero(rough > OfImpulses.spike * level)
     if sigma < OfSpikes.nothing * float(np.ptp(values)) or not 0 < len(places) <= len(values) / 10:
         return _Look(values, level, [])
+    chosen = known & ~_in_held(values)
     runs = _runs(values, level, places, established)
-    return _Look(values, level, [run for run in runs if known[run.start : run.start + run.length].all()])
+    return _Look(values, level, [run for run in runs if chosen[run.start : run.start + run.length].all()])
+
+
+def _in_held(values: Floats) -> NDArray[np.bool_]:
+    """Return which samples (N,) repeat one value as often as nearly all values are: one observation, and no run."""
+    begins = np.flatnonzero(np.diff(values, prepend=math.nan) != 0)
+    lengths = np.diff(begins, append=len(values))
+    usual = np.sort(lengths)[int(OfSpikes.unusual * len(lengths))]
+    return np.repeat((lengths >= usual) & (usual > 1), lengths)
 
 
 def _of_one_value(values: Floats, present: NDArray[np.bool_]) -> NDArray[np.bool_]:
