@@ -200,3 +200,32 @@ def test_other_things_than_files_are_refused(tmp_path: Path) -> None:
     large.write_text(json.dumps({"kind": "gaussian", "sigma": 5}) + " " * 2**24)
     with pytest.raises(FileFormatError, match="got more than 16 MiB"):
         load_noise(large)
+
+
+@pytest.mark.parametrize(
+    ("noise", "clean"),
+    [
+        (Rician(1.0), -np.ones((4, 4))),
+        (Speckle(1.0), -np.ones((4, 4))),
+        (Stripes(1.0), np.zeros(9)),
+        (Stripes(1.0), np.zeros((8, 9, 10))),
+        (HotPixels(0.1), np.zeros((9, 9))),
+        (Hum((0.1,), (1.0,)), np.zeros((9, 9))),
+        (Drift(8.0, 1.0), np.zeros((9, 9))),
+        (Spikes(0.1), np.zeros((9, 9))),
+        (Mixture([Rician(1.0)]), -np.ones((4, 4))),
+    ],
+)
+def test_samples_that_cannot_have_the_noise_are_refused_by_their_name(noise: Noise, clean: Any) -> None:
+    with pytest.raises(InputError, match=r"^clean: got"):
+        noise.sample(clean)
+
+
+def test_the_magnitude_whose_mean_is_asked_for_is_named() -> None:
+    with pytest.raises(InputError, match=r"^magnitude: got"):
+        Rician(1.0).mean([-1.0])
+
+
+def test_a_mixture_holds_no_mixtures() -> None:
+    with pytest.raises(InputError, match="none of them a mixture"):
+        Mixture([Mixture([Poisson()])])

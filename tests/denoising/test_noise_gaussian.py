@@ -156,6 +156,11 @@ def test_strength_follows_the_intensity_relative_to_sigma() -> None:
     assert abs(np.mean(noise[there] ** 2) / 64 - 1) < DEVIATIONS * np.sqrt(2 / noise[there].size)
 
 
+def test_opponent_colours_have_three_spectra_or_one() -> None:
+    with pytest.raises(InputError, match=r"^spectrum: got 2 channels, expected 1 or 3"):
+        GaussianNoise(1.0, np.ones((2, 4, 4)), opponent=True)
+
+
 def test_opponent_channels_mix_to_a_covariance_of_colours() -> None:
     sigma = np.array([1.0, 3.0, 2.0])
     expected = OPPONENT.T @ np.diag(sigma**2) @ OPPONENT

@@ -82,6 +82,13 @@ def test_samples_are_magnitudes_of_complex_noise(coils):
 # ---- the transform and its inverse
 
 
+def test_a_number_and_the_ends_of_the_range_of_sigma():
+    noise = Rician(2.0)
+    assert noise.unstabilize(noise.stabilize(7.0)) == noise.unstabilize(noise.stabilize([7.0]))[0]
+    assert noise.unstabilize(0.1) == 0
+    assert (Rician(1e150).sigma, Rician(1e-150).sigma) == (1e150, 1e-150)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("coils", "least", "most"), [(1.0, 0.957, 1.032), (2.0, 0.975, 1.019), (8.0, 0.991, 1.008), (64.0, 0.998, 1.002)]
@@ -261,7 +268,7 @@ def test_they_say_what_they_are():
         (lambda: NoncentralChi(1.0, 300), "coils: got 300, expected at most 256"),
         (lambda: Rician().sample(np.ones(4)), "sigma: got None"),
         (lambda: Rician().scaled(2.0), "sigma: got None"),
-        (lambda: Rician(1.0).sample(-np.ones(4)), "image: got 4 negative"),
+        (lambda: Rician(1.0).sample(-np.ones(4)), "clean: got 4 negative"),
         (lambda: Rician(1.0).reduce(-np.ones((4, 1))), "image: got 4 negative"),
         (lambda: Rician(1.0).stabilize(np.array([np.nan])), "image: "),
         (lambda: Rician(1.0).unstabilize(np.array([np.inf])), "stable: "),

@@ -232,7 +232,7 @@ def test_bad_looks_are_refused(looks):
 
 def test_negative_intensities_are_refused():
     for call in (lambda: Speckle().sample(-np.ones(9)), lambda: Speckle().reduce(-np.ones((9, 1)))):
-        with pytest.raises(InputError, match=r"^image: got 9 negative"):
+        with pytest.raises(InputError, match=r"^(clean|image): got 9 negative"):
             call()
     gone = np.arange(9) < 3
     Speckle().reduce(np.where(gone, -1.0, 1.0)[:, None], gone)
@@ -250,5 +250,8 @@ def test_a_model_is_scaled_told_and_written_down():
     assert Speckle(4.0).scaled(2.0) == Speckle(1.0)
     with pytest.raises(InputError, match=r"^factor: got 0"):
         Speckle(4.0).scaled(0.0)
+    for factor in (1e200, 1e-200):
+        with pytest.raises(InputError, match=r"^looks: got"):
+            Speckle(4.0).scaled(factor)
     assert Speckle(4).as_dict() == {"kind": "speckle", "looks": 4.0, "amplitude": False, "spectrum": None}
     assert Speckle(4.0).describe().startswith("speckle of 4 looks")

@@ -329,6 +329,22 @@ def test_magnitudes_of_several_coils_are_no_counts(coils, seed):
     assert isinstance(counts.model, Poisson)
 
 
+@pytest.mark.parametrize("coils", [2, 4])
+def test_magnitudes_beside_sharp_edges_are_no_counts(coils):
+    rng, places = np.random.default_rng(0), np.mgrid[:40, :40, :40] / 40 - 0.5
+    clean = 30.0 * (np.square(places).sum(axis=0) < 0.2)
+    for _ in range(12):
+        away, radius = places - rng.uniform(-0.3, 0.3, 3)[:, None, None, None], rng.uniform(0.05, 0.15)
+        clean[np.square(away).sum(axis=0) < radius**2] = rng.uniform(5, 100)
+    found = estimate_noise(NoncentralChi(2.0, coils).sample(clean, rng=0))
+    assert isinstance(found.model, NoncentralChi)
+    assert found.model.sigma == pytest.approx(2, rel=0.1)
+    assert found.confidence == "low"  # most variances are those of edges
+    counts = estimate_noise(Poisson(2.0).sample(clean, rng=0))
+    assert isinstance(counts.model, Poisson)
+    assert counts.confidence == "high"
+
+
 @pytest.mark.slow
 def test_noise_that_is_not_white_in_a_volume_is_told():
     grain = gaussian_filter(WHITE, (0, 0.7, 0.7), mode="wrap")

@@ -140,7 +140,7 @@ class OfMagnitudes(Figures, source=BY_HAND):
     strengths = figure((0.7, 1.2, 51), "from, to and how many, of the largest spread in a stack")
     far = figure(40.0, "the largest magnitude without noise whose spread is tabulated; it is 1 to 1 % from there on")
     below = figure(0.3, "so far below the least mean of the law that of a bin may be by chance")
-    nearer = figure(0.5, "distance of variances to the law over that to a line, at most", BY_LAWS)
+    nearer = figure(0.5, "distance of variances to the law over that to a line, where the law is far nearer", BY_LAWS)
 
 
 class OfSpeckle(Figures, source=ON_PHOTOGRAPHS):

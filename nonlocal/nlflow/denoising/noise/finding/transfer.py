@@ -178,8 +178,8 @@ def transfer_of(
     )  # fmt: skip
 
 
-def magnitudes_of(found: PhotonTransfer) -> Magnitudes | None:
-    """Return noise of magnitudes where its law meets the variances far better than the line does."""
+def magnitudes_of(found: PhotonTransfer) -> tuple[Magnitudes, bool] | None:
+    """Return noise of magnitudes, and whether its law meets variances far better than the line; None if less well."""
     means, variances = found.means, found.variances
     relative = np.maximum(found.errors / variances, OfTransfer.sure)
 
@@ -188,7 +188,9 @@ def magnitudes_of(found: PhotonTransfer) -> Magnitudes | None:
         return float(np.minimum(errors**2, OfTransfer.outlier**2).sum())
 
     low, high, count = OfMagnitudes.strengths
-    strengths = math.sqrt(float(variances.max())) * np.linspace(low, high, count)
+    counted = found.gain * means + found.intercept
+    largest = float(min(variances.max(), counted.max()))  # structure lies above the line
+    strengths = math.sqrt(largest) * np.linspace(low, high, count)
     without = np.linspace(0, OfMagnitudes.far, 10 * int(OfMagnitudes.far) + 1)
     tried = []
     for coils in OfMagnitudes.coils:
@@ -199,10 +201,11 @@ def magnitudes_of(found: PhotonTransfer) -> Magnitudes | None:
             expected[means < (middle[0] - OfMagnitudes.below) * sigma] = 0
             tried.append((off(expected), coils, sigma))
     least, coils, sigma = min(tried)
-    line = off(found.gain * means + found.intercept)
-    if least > OfMagnitudes.nearer * line or line - least < OfTransfer.outlier**2:
+    line = off(counted)
+    if least >= line:
         return None
-    return Rician(sigma) if coils == 1 else NoncentralChi(sigma, coils)
+    by_far = least < OfMagnitudes.nearer * line and line - least > OfTransfer.outlier**2
+    return Rician(sigma) if coils == 1 else NoncentralChi(sigma, coils), by_far
 
 
 def of_line(gain: float, intercept: float, low: float) -> Poisson:

@@ -67,6 +67,7 @@ _MOSAIC: Final = (
 )
 _DRAWN: Final = "offsets of rows or columns without any other noise are drawn, as those of a grating, and stay"
 _MAGNITUDES: Final = "the variance grows with the mean as that of magnitudes of complex samples does"
+_NEARLY_COUNTS: Final = "the line of counts meets the variances nearly as well"
 _FEW: Final = 16  # samples: fewer, of one value, say nothing of noise
 _TOO_SMALL: Final = "the picture is too small, or too much of it is missing, to tell how its noise varies"
 #: Why what has two values stays.
@@ -301,7 +302,9 @@ def of_volume(samples: Array, missing: NDArray[np.bool_] | None) -> NoiseEstimat
                 least = float((samples if missing is None else samples[~missing]).min())
                 magnitudes = magnitudes_of(found) if least >= 0 else None
                 if magnitudes is not None:
-                    return NoiseEstimate(magnitudes, "medium", (_MAGNITUDES,), measured | figures)
+                    law, by_far = magnitudes
+                    reasons = (_MAGNITUDES,) if by_far else (_MAGNITUDES, _NEARLY_COUNTS)
+                    return NoiseEstimate(law, "medium" if by_far else "low", reasons, measured | figures)
                 reason = f"the variance grows with the intensity along a line: {found}"
                 sure = "medium" if found.model.sigma or found.model.offset else "high"  # one pair of many
                 return NoiseEstimate(found.model, sure, (reason,), measured | figures)

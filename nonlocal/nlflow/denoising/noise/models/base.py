@@ -43,10 +43,10 @@ def floats_of(name: str, value: Any) -> Array:
     return array
 
 
-def refuse_negative(samples: Array, expected: str) -> None:
+def refuse_negative(samples: Array, expected: str, name: str = "image") -> None:
     if samples.size and samples.min() < 0:
         raise InputError(
-            f"image: got {np.count_nonzero(samples < 0)} negative value(s), the smallest {float(samples.min()):g}, "
+            f"{name}: got {np.count_nonzero(samples < 0)} negative value(s), the smallest {float(samples.min()):g}, "
             f"expected {expected}"
         )
 
@@ -147,15 +147,15 @@ class Noise(ABC):
             For samples that the noise cannot have, and for a model whose strength is open.
         """
         samples, restore = as_signal(clean, channel_axis, name="clean")
-        self._check(samples)
+        self._check(samples, "clean")
         return np.asarray(restore(self._noisy(samples.astype(np.float64), check_generator(rng))))
 
     def _noisy(self, samples: Array, rng: np.random.Generator) -> Array:
         """Return samples (..., C) in double precision with noise, as `sample` asks for them."""
         raise NotImplementedError
 
-    def _check(self, samples: Array) -> None:
-        """Refuse samples (..., C) of which there is no such noise."""
+    def _check(self, samples: Array, name: str = "image") -> None:
+        """Refuse samples (..., C), an argument of this name, of which there is no such noise."""
         return  # most noise is everywhere
 
     @abstractmethod
@@ -410,7 +410,8 @@ class Mixture(Noise):
     def __post_init__(self) -> None:
         parts = tuple(self.parts) if isinstance(self.parts, list | tuple) else ()
         if not parts or not all(isinstance(part, Noise) and not isinstance(part, Mixture) for part in parts):
-            raise InputError(f"parts: got {self.parts!r}, expected a list of models of noise")
+            raise InputError(f"parts: got {self.parts!r}, expected a list of models of noise, none of them "
+                             "a mixture; put the parts of a mixture into the list")  # fmt: skip
         object.__setattr__(self, "parts", parts)
 
     def sample(self, clean: Any, *, rng: Any = None, channel_axis: int | None = None) -> Array:

@@ -86,8 +86,10 @@ class GaussianNoise(Noise):
         if self.spectrum is not None:
             object.__setattr__(self, "spectrum", checked_spectrum(self.spectrum))
             count = len(self.spectrum)
-            if sigma.ndim == 1 and count not in (1, len(sigma)):
-                raise InputError(f"spectrum: got {count} channels, expected 1 or {len(sigma)}, those of sigma")
+            most = 3 if self.opponent else len(sigma) if sigma.ndim else count
+            if count not in (1, most):
+                of = "of opponent colours" if self.opponent else "those of sigma"
+                raise InputError(f"spectrum: got {count} channels, expected 1 or {most}, {of}")
         lost = check_number("compressed", self.compressed, minimum=0)
         if lost > 1:
             raise InputError(f"compressed: got {lost:g}, expected a number from 0 (nothing was cut off) to 1")

@@ -79,7 +79,7 @@ class Stabilizer:
         mean = np.asarray(mean, np.float64)
         first, last = self.way.x[0], self.way.x[-1]
         y = np.asarray(self.way(np.clip(mean, first, last)))
-        out = np.sqrt(np.maximum(y**2 - self.least**2, 0))
+        out = np.asarray(np.sqrt(np.maximum(y**2 - self.least**2, 0)))
         out[mean <= first] = 0
         far = mean > last
         out[far] = _from_series(mean[far], self.coils)
@@ -250,7 +250,7 @@ class Magnitudes(Evened):
     def __post_init__(self) -> None:
         super().__post_init__()
         most = OfSpectra.largest
-        if self.sigma is not None and not 1 / most < self.sigma < most:
+        if self.sigma is not None and not 1 / most <= self.sigma <= most:
             raise InputError(f"sigma: got {self.sigma:g}, expected {1 / most:g} to {most:g}; take another unit")
 
     @property
@@ -261,7 +261,7 @@ class Magnitudes(Evened):
     def _noisy(self, samples: Array, rng: np.random.Generator) -> Array:
         """Return magnitudes of these means without noise; negative ones are refused."""
         sigma = self.even_sigma
-        refuse_negative(samples, _MAGNITUDES)
+        refuse_negative(samples, _MAGNITUDES, "clean")
         along = samples / sigma + rng.standard_normal(samples.shape)
         across = rng.chisquare(2 * self.coils - 1, samples.shape)
         return np.asarray(sigma * np.sqrt(along**2 + across))
@@ -307,7 +307,7 @@ class Magnitudes(Evened):
     def mean(self, magnitude: Any) -> Array:
         """Return the mean of noisy samples whose magnitude without noise is this."""
         values, sigma = floats_of("magnitude", magnitude), self.even_sigma
-        refuse_negative(values, _MAGNITUDES)
+        refuse_negative(values, _MAGNITUDES, "magnitude")
         return np.asarray(sigma * mean_magnitude(values.astype(np.float64) / sigma, self.coils), dtype=values.dtype)
 
 

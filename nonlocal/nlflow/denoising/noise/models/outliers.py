@@ -288,10 +288,10 @@ class HotPixels(Strewn):
         mask = outliers_of(plane, absent, self.fixed).mask
         return np.broadcast_to(mask if self.fixed else mask.reshape(plane.shape), plane.shape) & ~absent
 
-    def _check(self, samples: Array) -> None:
+    def _check(self, samples: Array, name: str = "image") -> None:
         if self.fixed and (samples.ndim != 4 or len(samples) < OfHot.least_frames):
             raise InputError(
-                f"image: got shape {samples.shape[:-1]} with hot pixels that are the same in all frames, expected a "
+                f"{name}: got shape {samples.shape[:-1]} with hot pixels that are the same in all frames, expected a "
                 f"clip or stack of at least {OfHot.least_frames} frames; for single ones "
                 "HotPixels(density, fixed=False)"
             )

@@ -17,10 +17,10 @@ from nlflow.errors import InputError, check_array, check_floats, check_number, l
 Array = NDArray[Any]
 
 
-def check_recording(samples: Array, kind: str) -> None:
+def check_recording(samples: Array, kind: str, name: str) -> None:
     if np.ndim(samples) != 2:
         raise InputError(
-            f"samples: got shape {np.shape(samples)[:-1]}, expected a 1-D signal: {kind} is a noise of recordings; "
+            f"{name}: got shape {np.shape(samples)[:-1]}, expected a 1-D signal: {kind} is a noise of recordings; "
             "choose another noise for images"
         )
 
@@ -160,8 +160,8 @@ class Hum(Subtracted):
         strength = "" if self.amplitudes is None else f", amplitude {math.hypot(*self.amplitudes):.4g}"
         return f"hum at {shown} cycles a sample{strength}"
 
-    def _check(self, samples: Array) -> None:
-        check_recording(samples, self.kind)
+    def _check(self, samples: Array, name: str = "image") -> None:
+        check_recording(samples, self.kind, name)
 
     def _lies_on(self, samples: Array, missing: NDArray[np.bool_] | None) -> Array:
         if self.phases is not None:
@@ -318,8 +318,8 @@ class Drift(Subtracted):
         strength = "" if self.sigma is None else f", sigma {self.sigma:.4g}"
         return f"drift slower than {self.scale:.4g} samples{strength}"
 
-    def _check(self, samples: Array) -> None:
-        check_recording(samples, self.kind)
+    def _check(self, samples: Array, name: str = "image") -> None:
+        check_recording(samples, self.kind, name)
 
     def _lies_on(self, samples: Array, missing: NDArray[np.bool_] | None) -> Array:
         """Return the baseline less its mean."""

@@ -101,7 +101,7 @@ class Speckle(Noise):
 
     def _noisy(self, samples: Array, rng: np.random.Generator) -> Array:
         """Return a picture with speckle; negative intensities are refused."""
-        refuse_negative(samples, _INTENSITIES)
+        refuse_negative(samples, _INTENSITIES, "clean")
         law = _gamma(self.looks, self.spectrum, samples.shape, rng) ** (1 / self._root_of)
         return np.asarray(samples * law / gamma_moment(self.looks, 1 / self._root_of))
 
@@ -138,7 +138,7 @@ class Speckle(Noise):
     def scaled(self, factor: float) -> Self:
         """Return speckle of looks / factor²: intensities have `factor` times the deviation, amplitudes about so."""
         factor = check_number("factor", factor, minimum=0, strict=True, hint="speckle of infinitely many looks is none")
-        return replace(self, looks=self.looks / factor**2)
+        return replace(self, looks=self.looks / factor / factor)
 
 
 @checked_call

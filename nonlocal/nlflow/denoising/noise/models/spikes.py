@@ -76,8 +76,8 @@ class Spikes(Strewn):
             return "spikes, to be found"
         return f"spikes: {100 * self.density:.3g} % of the samples stick out and are narrower than any line"
 
-    def _check(self, samples: Array) -> None:
-        check_recording(samples, self.kind)
+    def _check(self, samples: Array, name: str = "image") -> None:
+        check_recording(samples, self.kind, name)
 
     def _found(self, samples: Array, missing: NDArray[np.bool_] | None) -> Spikes:
         return Spikes(float(Spikes(0.5).hits(samples, missing).mean()))

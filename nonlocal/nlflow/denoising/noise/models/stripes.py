@@ -87,13 +87,15 @@ class Stripes(Subtracted):
         found = np.stack(offsets, axis=-1)[:, None]
         return found if self.axis == 0 else found.transpose(1, 0, 2)
 
-    def _check(self, samples: Array) -> None:
+    def _check(self, samples: Array, name: str = "image") -> None:
         """Refuse signals, and volumes, of which nobody says how stripes go through them."""
         if samples.ndim == 4:
-            raise InputError(f"image: got a volume of shape {samples.shape[:-1]}, expected an image: stripes are the "
+            raise InputError(f"{name}: got a volume of shape {samples.shape[:-1]}, expected an image: stripes are the "
                              "rows or columns of one; take them out slice by slice, Stripes(...).reduce")  # fmt: skip
         if samples.ndim != 3:
-            raise InputError(f"image: got a signal of shape {samples.shape[:-1]}, expected an image: stripes need rows")
+            raise InputError(
+                f"{name}: got a signal of shape {samples.shape[:-1]}, expected an image: stripes need rows"
+            )
 
 
 def lines(samples: Array, missing: NDArray[np.bool_] | None, noise: Stripes) -> list[NDArray[np.float64]]:
