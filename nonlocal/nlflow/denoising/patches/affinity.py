@@ -1,4 +1,4 @@
-"""Groups as affinity."""
+"""The affinity of groups."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _BLOCK = 2**21  # samples of tokens at a time
 
 
 def as_planes(u: Array) -> Array:
-    """Return a signal (..., C) as planes (C, Z, H, W)."""
+    """From (..., C) to (C, Z, H, W)."""
     return contiguous(namespace(u).moveaxis(u.reshape(*three(tuple(u.shape[:-1])), u.shape[-1]), -1, 0))
 
 
@@ -34,24 +34,23 @@ def as_signal(planes: Array, shape: tuple[int, ...]) -> Array:
 
 @underflowing
 class GroupAffinity(Affinity):
-    """The mean over groups of alike patches, as an affinity of the samples: k_ij counts how often i and j meet.
+    """The affinity of samples that share groups of alike patches.
 
-    Two samples meet where they have the same place in two patches of a group; each meeting counts 1/n, n being the
-    members of the group. So J(u) is J of the patches as tokens (`BlockAffinity`), and P replaces each patch by the mean
-    of its group, and puts them back with equal weights. Symmetric; the degree of a sample is the number of patches of
-    groups that cover it.
+    k_ij is the sum of 1/n over all pairs of patches of a group, of n members, in which i and j have the same place. So
+    J(u) is J of the patches as tokens (`BlockAffinity`), and P replaces each patch by the mean of its group and puts
+    the patches back with equal weights. It is symmetric; the degree of a sample is the number of members that cover it.
 
     Parameters
     ----------
     guide : array or tensor of shape (N, C), (H, W, C) or (Z, H, W, C)
-        What patches are compared on.
+        Signal on which patches are compared.
     lattice : Lattice
     filter : GroupFilter
         Finds the groups.
     moving : bool
-        Whether the search follows what moves along the first axis, that of time.
+        Whether the first axis is time, and the search follows motion.
     blocks : Blocks, optional
-        Over which means are taken that have groups of their own.
+        Blocks whose means have groups of their own, which J and P leave out.
     """
 
     method = "groups"
@@ -72,14 +71,14 @@ class GroupAffinity(Affinity):
 
     @cached_property
     def groups(self) -> Groups:
-        """Members of each group. O(G (2 r + 1)^m D) for G groups of patches of D samples."""
+        """The groups, found at the first use. O(G (2 r + 1)^m D) for G groups of patches of D samples."""
         planes = as_planes(self.guide)
         lattice = follow(self.lattice, planes[0]) if self._moving else self.lattice
         return groups_of(self._filter, planes, lattice)
 
     @cached_property
     def groups_of_means(self) -> Groups:
-        """Over `blocks`, which J and P do not know of."""
+        """The groups of means over `blocks`."""
         assert self.blocks is not None
         return groups_of(self._filter, self.blocks.mean(as_planes(self.guide)), self.blocks.lattice)
 
@@ -95,7 +94,7 @@ class GroupAffinity(Affinity):
 
     @property
     def memory_bytes(self) -> int:
-        """Of members and counts."""
+        """Bytes of members and counts."""
         return int(self.groups.members.nbytes + self.groups.counts.nbytes)
 
     def _put_back(self, values: NDArray[Any] | None) -> NDArray[np.float64]:

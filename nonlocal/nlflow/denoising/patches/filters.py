@@ -1,4 +1,4 @@
-"""The step on groups of alike patches: its contract, and the compiled loops that compute it."""
+"""The contract of a filter of groups, and the compiled one."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ NOT_FINITE: Final = "filter: its step returned an estimate that is not finite; s
 
 @dataclass(frozen=True)
 class Correlation:
-    """The correlation R of the noise in a patch of D samples, for each plane, its eigenvalues at least 0.003.
+    """The correlation R of the noise in a patch of D samples, for each plane; its eigenvalues are at least 0.003.
 
     Attributes
     ----------
     matrices, roots, whitening : array of shape (C, D, D)
-        R, R^1/2 and R^-1/2; of shape (C, 0, 0) for noise that is not correlated.
+        R, R^1/2 and R^-1/2; of shape (C, 0, 0) for white noise.
     extremes : array of shape (C, 2)
         Least and largest eigenvalue of R.
     """
@@ -47,15 +47,16 @@ class Correlation:
 
     @classmethod
     def of(cls, function: Array | None, patch: tuple[int, ...], planes: int) -> Correlation:
-        """Return the matrices of patches (height, width) or (depth, height, width), in double precision.
+        """Return the matrices of patches, in double precision.
 
         Parameters
         ----------
         function : array of shape (C, 2a+1, 2b+1), or None
-            Correlation of two samples of a slice by their offset, 0 in the middle, where it is 1; 0 beyond a and b, and
-            between slices.
-        patch, planes
-            Sides of a patch, and C.
+            Correlation of two samples of a slice by their offset: 1 in the middle, 0 beyond a and b and between slices.
+        patch : tuple of int
+            (height, width) or (depth, height, width).
+        planes : int
+            C.
         """
         if function is None:
             empty = np.zeros((planes, 0, 0))
@@ -75,7 +76,7 @@ class Correlation:
         return cls(raised[0], raised[1], raised[2], extremes)
 
     def along(self, basis: Array) -> Array:
-        """Return what takes tokens to coefficients in a basis, in which noise is white, and back, (C, 2, D, D)."""
+        """Return matrices from tokens to coefficients in a basis with white noise, and back; shape (C, 2, D, D)."""
         there = (
             self.whitening @ basis
             if self.whitening.size
@@ -107,9 +108,9 @@ class Groups:
     ----------
     lattice : Lattice
     members : int32 array or tensor of shape (G, n)
-        First sample of each patch, numbered in C order; the patch of reference first.
+        Number in C order of the first sample of each patch, the patch of reference first.
     counts : int32 array or tensor of shape (G,)
-        How many of the members there are. Tensors of 0 say that the guide was out of range.
+        How many members each group has; in tensors 0 where the guide was out of range.
     """
 
     lattice: Lattice
@@ -117,25 +118,25 @@ class Groups:
     counts: Any
 
     def checked(self) -> Groups:
-        """Return the groups, or raise `NumericalError` where their guide was out of range."""
+        """Return the groups, or raise `NumericalError` if their guide was out of range."""
         if is_tensor(self.counts) and int(self.counts.min()) == 0:
             raise NumericalError(OUT_OF_RANGE)
         return self
 
     @property
     def on_host(self) -> Groups:
-        """Return it as NumPy arrays."""
+        """The groups as NumPy arrays."""
         return Groups(self.lattice, to_numpy(self.members), to_numpy(self.counts))
 
     def places(self, which: Any, members: int) -> NDArray[np.int64]:
-        """Return where the samples of patches lie, numbered in C order, shape (g, members, D).
+        """Return the numbers in C order of the samples of patches, shape (g, members, D).
 
         Parameters
         ----------
         which : array of int, or slice
             g groups.
         members : int
-            Their first members, which all of them have.
+            How many of their members, at most as many as each has.
         """
         lattice = self.lattice
         corners = corners_of(self.members[which, :members, None].astype(np.int64), lattice)
@@ -156,12 +157,12 @@ class Images:
     Attributes
     ----------
     state, pilot, observed : array or tensor of shape (C, Z, H, W)
-        The running state z, the estimate from which covariances are taken, and the input.
+        The running state z, the estimate that gives covariances, and the input.
     variance : array or tensor of shape (C, Z, H, W) or (C, 1, 1, 1)
         Variance of the noise in the input.
     correlation : array of shape (C, 2a+1, 2b+1), or None
-        Correlation of the noise of two samples of a slice by their offset, 0 in the middle; None for white noise. That
-        of two slices is 0.
+        Correlation of the noise of two samples of a slice by their offset, 1 in the middle, and 0 between slices; None
+        for white noise.
     """
 
     state: Array
@@ -172,25 +173,26 @@ class Images:
 
     @property
     def on_host(self) -> Images:
-        """Return it as NumPy arrays."""
+        """The images as NumPy arrays."""
         state, pilot, observed, variance = map(to_numpy, (self.state, self.pilot, self.observed, self.variance))
         return Images(state, pilot, observed, variance, self.correlation)
 
 
 @dataclass(frozen=True)
 class Stage:
-    """How far a step goes, and how strong it takes the noise to be.
+    """The settings of a step.
 
     Attributes
     ----------
     leave : float
         Fraction of the noise that the next state keeps.
     factor : float
-        On the variance of the noise.
+        Multiplies the variance of the noise.
     shrink : float
-        Multiple of the noise that is taken from the eigenvalues of the covariance; 0 for a pilot free of noise.
+        Multiple of the noise's variance that is taken from the eigenvalues of the covariance; 0 for a pilot without
+        noise.
     running : bool
-        Whether noise has been taken out of the state already; how much is left is measured then.
+        Whether the state has lost noise already; what is left is then measured.
     cosine : bool
         Whether the covariances that are shrunk count as diagonal in the cosines of a patch.
     across : float
@@ -206,18 +208,17 @@ class Stage:
 
     @property
     def powers(self) -> tuple[float, ...]:
-        """See `removed`."""
+        """Coefficients of a polynomial that shrinks eigenvalues, from the constant on; empty where it is not needed."""
         return removed(self.shrink) if self.shrink and not self.cosine else ()
 
 
 @functools.cache
 def removed(shrink: float) -> tuple[float, ...]:
-    """Return the polynomial q by which B q(2 B - 1) goes of noisy tokens, where B = N (C + N)^-1.
+    """Return a polynomial q such that B q(2 B - 1), B = N (C + N)^-1, is the part of noisy tokens that a step removes.
 
-    Of a variance v in units of the noise, 1 / (1 + w) is to go with w = max(v - shrink, 0), which asks for
-    eigenvectors. This polynomial is near to it in the mean square, over variances of pure noise (Marchenko and Pastur
-    1967) and some far above. It lies between 0 and 1, so that a step is one of an energy (least squares with bounds:
-    Lawson and Hanson 1974, chapter 23).
+    It approximates 1 / (1 + max(v - shrink, 0)) for variances v in units of the noise without eigenvectors, by least
+    squares over pure noise (Marchenko and Pastur 1967) and some variances above, and lies between 0 and 1 (least
+    squares with bounds: Lawson and Hanson 1974, chapter 23).
     """
     from scipy.optimize import nnls
 
@@ -249,7 +250,7 @@ def _nobody(share: float) -> None:
 
 
 class GroupFilter(Protocol):
-    """What finds groups and computes a step on them.
+    """A search for groups, and a step on them.
 
     With a group's tokens z of mean m, their covariance C in the pilot and the noise N that z still holds, a step is
     z -> z - N (C + N)^-1 (z - m), a semi-implicit step of E with the fidelity matrix C N^-1.
@@ -270,10 +271,7 @@ class GroupFilter(Protocol):
 
 
 def groups_of(filter: GroupFilter, guide: Array, lattice: Lattice) -> Groups:
-    """Return the groups that a filter finds on a guide.
-
-    Raises `InputError` for members that are not those of the lattice's references and windows.
-    """
+    """Return the groups that a filter finds; raise `InputError` for members outside of the lattice's windows."""
     found: Any = filter.find(guide, lattice)
     if not str(getattr(filter.find, "__module__", "")).startswith("nlflow."):
         if not isinstance(found, tuple) or len(found) != 2:
@@ -316,14 +314,14 @@ def corners_of(members: NDArray[Any], lattice: Lattice) -> tuple[NDArray[Any], .
 
 
 class CompiledFilter:
-    """The compiled loops (`nlflow.backends.numba.groups`), threaded; a subclass may find other groups.
+    """The filter of compiled loops; a subclass may find other groups.
 
     Groups of float32 are filtered in double precision where float32 would lose too many digits. The bits do not depend
     on the number of threads.
     """
 
     def find(self, guide: Array, lattice: Lattice) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-        """Find the nearest patches by squared distance."""
+        """Return the nearest patches of each reference, by squared distance."""
         from nlflow.backends.numba import search
 
         # The loops order distances, and leave their arrays where one is not finite.

@@ -1,4 +1,4 @@
-"""The flow of E on groups of alike patches, and its relaxed semi-implicit steps."""
+"""The flow of E on groups, and its steps."""
 
 from __future__ import annotations
 
@@ -35,46 +35,45 @@ _OF_MEANS = 0.5  # share of the estimates from the groups of means, in the means
 class GroupFlow(Flow):
     """Flow of E on groups of alike patches, whose kernel and fidelity evolve: what `nlflow.denoise` runs.
 
-    The patches of a group are the nodes of a complete graph, and the fidelity is Lambda = C N^-1 with the covariance C
-    of the group's patches in the current estimate u and the noise N that the running state z still holds. A
-    semi-implicit step of length 1 from z, drawn to z itself (a minimizing movement), is the local Wiener filter
-    Pz + C (C + N)^-1 (z - Pz); the patches are put back with their inverse variances as weights. Groups are found anew
-    from z. `RelaxedSemiImplicit` takes these steps; u(t) is the estimate, and u(0) the observed signal.
+    The patches of a group are the nodes of a complete graph. The fidelity is Lambda = C N^-1, with the covariance C of
+    the group's patches in the estimate u and the noise N that the running state z still holds. A semi-implicit step of
+    length 1 from z, with the fidelity to z itself (a minimizing movement), is the local Wiener filter
+    Pz + C (C + N)^-1 (z - Pz). Patches are put back with weights that are their inverse variances, and groups are found
+    anew in z. `RelaxedSemiImplicit` takes these steps; u(t) is the estimate, and u(0) the observed signal.
 
     Parameters
     ----------
     observed : array_like or tensor of shape (N,), (H, W) or (Z, H, W), with `channels` (..., C)
-        The noisy signal f. With `channels`, C planes that are compared together and filtered one by one.
+        The noisy signal f. Channels are compared together and filtered one by one.
     grouping : Grouping or tuple of Grouping
-        Of all steps, or of the first estimate and of the later steps. Several of the later steps take turns, whenever
-        groups are found anew.
+        Of all steps, or one of the first step and one or more of the later ones, which take turns from search to
+        search.
     variance : float, array or tensor
-        Of the noise of f: one number, or one for each sample, of the shape of f or of its nodes, where f is.
+        Variance of the noise of f, > 0: one number, or an array of the shape of f or of its nodes, on its device.
     correlation : array of shape (C, 2a+1, 2b+1) or (2a+1, 2b+1), optional
-        Correlation of the noise of two samples by their offset along rows and columns, 0 in the middle, where it is 1;
-        a signal has a = 0. Slices of a volume have noise of their own. White noise by default.
+        Correlation of the noise of two samples by their offset along rows and columns, 1 in the middle; a signal has
+        a = 0. The noise of two slices is independent. White noise by default.
     missing : bool array or tensor of the shape of the nodes, optional
-        Samples without data: there the fidelity is 0, so that they follow the estimate. f holds a first guess there.
+        True for samples without data, which follow the estimate. There f is a first guess.
     channels : bool
         Whether the last axis of `observed` is one of channels.
     moving : bool
-        Whether the first axis is time: the search then follows motion from frame to frame, which the first channel
-        tells.
+        Whether the first axis is time: the search then follows the motion in the first channel.
     shrink : float
-        Multiple of the noise by which the eigenvalues of the first covariances are lowered, since f holds noise.
+        Multiple of the noise's variance that is taken from the eigenvalues of the first covariances.
     cosine : bool
         Whether the first covariances count as diagonal in the cosines of a patch.
     factor : float
-        On the variance of the noise in the later steps.
+        Multiplies the variance of the noise in the later steps.
     across : float
         Share, in [0, 1], of the step across the members in the estimates of the later steps; see `GroupFilter`.
     search_every : int
-        Groups are found anew after so many steps.
+        How many steps have the same groups.
     filter : GroupFilter, optional
-        It finds the groups and computes the step: `CompiledFilter` by default, `TensorFilter` for tensors,
-        `PlainFilter` for a fidelity of your own, or a class of your own.
+        `CompiledFilter` by default, `TensorFilter` for tensors, `PlainFilter` for a fidelity of your own, or a class of
+        your own.
     origin, whole : tuple of int, optional
-        Where the samples lie in a larger image, and its shape; see `Lattice.of`.
+        As in `Lattice.of`.
 
     Raises
     ------
@@ -189,13 +188,13 @@ class GroupFlow(Flow):
         return GroupAffinity(self._signal(guide), lattice, self.filter, self.moving, blocks)
 
     def rebuilt(self, u: Array) -> Self:
-        """Return the flow at u as estimate and as running state, with the groups of u."""
+        """Return the flow whose estimate and running state are u, with the groups of u."""
         result = self._with(self._grouped(u, int(self._begun)), u)
         result.state, result._guide = u, None
         return result
 
     def following(self, u: Array, memory: dict[str, Any]) -> Self:
-        """Return the flow at the estimate u, with the running state and the groups of an integrator's memory."""
+        """Return the flow whose estimate is u, with the running state and the groups of an integrator's memory."""
         if "state" not in memory:
             return self.rebuilt(u)
         base = memory.get("_flow", self)
@@ -225,16 +224,16 @@ class GroupFlow(Flow):
         return Images(state, pilot, self._seen_planes(pilot), self._variance, self._correlation)
 
     def step(self, u: Array, leave: float = 0.0) -> tuple[Array, Array]:
-        """Return the next estimate, and the running state of which a part of the noise is left.
+        """Return the next estimate and the next running state, which keeps a fraction of the noise.
 
-        After the first step, which takes covariances from noisy patches, the running state is the observed signal.
+        After the first step the running state is the observed signal.
 
         Parameters
         ----------
         u : array
-            The estimate, from which covariances are taken.
+            The estimate, which gives the covariances.
         leave : float
-            Fraction of the noise that the running state keeps.
+            The fraction.
         """
         images = self._images(u)
         planes, next_state = self._filtered(images, self._stage(leave))
@@ -289,7 +288,7 @@ class GroupFlow(Flow):
         return True
 
     def energy(self, u: Array) -> float:
-        """Return E of the patches of u in units of the noise, drawn to those of the running state.
+        """Return E of the patches of u with the fidelity to those of the running state, in units of the noise.
 
         O(G (n D^2 + D^3)) for G groups of n patches of D samples, in float64.
         """
@@ -376,19 +375,18 @@ def _correlations(correlation: Any, planes: Array) -> NDArray[Any] | None:
 
 @underflowing
 class RelaxedSemiImplicit(Integrator):
-    """Semi-implicit steps of a `GroupFlow` of which a part is taken, so that the noise leaves in portions.
+    """Semi-implicit steps of a `GroupFlow` of which a part is taken, so that the noise is removed in parts.
 
-    The first step gives an estimate to take covariances from. Step k of the n that follow moves the running state z so
-    far towards the new estimate u that it holds about the fraction ``leave (1 - k/n)`` of the noise. Each step takes a
-    unit of time: the flow ends at t = steps + 1 (Herbreteau and Kervrann 2022, arXiv 2212.00422, take the noise out in
-    parts likewise).
+    The first step gives an estimate. Step k of the n that follow moves the running state z towards the new estimate u
+    until about the fraction ``leave (1 - k/n)`` of the noise is left (Herbreteau and Kervrann 2022, arXiv 2212.00422).
+    A step takes a unit of time, so that the flow ends at t = steps + 1.
 
     Parameters
     ----------
     steps : int
         n, after the first estimate.
     leave : float
-        In [0, 1].
+        Fraction of the noise, in [0, 1].
     """
 
     order = 1.0
@@ -401,7 +399,7 @@ class RelaxedSemiImplicit(Integrator):
             raise InputError(f"leave: got {self.leave:g}, expected a fraction, at most 1")
 
     def stability_limit(self, flow: Flow) -> float:
-        """Infinity: each step is stable."""
+        """Return infinity."""
         del flow
         return math.inf
 

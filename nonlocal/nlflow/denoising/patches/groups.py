@@ -33,8 +33,8 @@ _BLOCK_BYTES = 2**27  # of what is compared at once
 class PatchGroups:
     """Groups of alike patches of a signal, an image or a volume.
 
-    Patches of reference lie on a grid; each has the n nearest patches of its search window as members, itself first.
-    The members are the nodes of a `BlockAffinity`, the patches are a signal on it. With Lambda = C / sigma^2, C the
+    Patches of reference lie on a grid; a group has the n patches of a search window that are nearest to one, itself
+    first. The members are the nodes of a `BlockAffinity`, the patches a signal on it. With Lambda = C / sigma^2, C the
     covariance of the group and P the mean over it, a `SemiImplicit` step of length 1 in the degree metric is the
     nonlocal Bayes filter Pu + C (C + sigma^2 I)^-1 (f - Pu) (Lebrun, Buades and Morel 2013, doi 10.1137/120874989).
     O(G (2 r + 1)^m D) time for G groups of patches of D samples along m axes.
@@ -42,7 +42,7 @@ class PatchGroups:
     Parameters
     ----------
     image : array_like
-        What patches are compared on, the guide: a signal, an image or a volume, with a channel axis where there is one.
+        The guide, on which patches are compared: a signal, an image or a volume.
     patch_size : int
         Side of a patch, in samples.
     search_radius : int
@@ -52,34 +52,34 @@ class PatchGroups:
     step : int
         Distance between patches of reference along each axis, at most `patch_size`.
     channel_axis : int, optional
-        Of the image, and of all images that are lifted.
+        Of the guide, and of all images that are lifted.
     memory_limit : float, optional
-        Bytes of all tokens together; half of the physical memory by default.
+        Bytes of all tokens, or of all covariances; half of the physical memory by default.
 
     Attributes
     ----------
     positions : array of shape (G, n, m)
         First sample of each patch along the m axes of space.
     distances : array of shape (G, n)
-        Squared Euclidean distances to the patch of reference, over the patch and its channels.
+        Squared Euclidean distances of the patches to that of reference.
     patch_shape : tuple of int
-        Sides of a patch and channels; its product is D.
+        Sides of a patch, and channels; the product is D.
 
     Raises
     ------
     InputError
         For an image that is smaller than a patch, NaN or infinite values, and parameters out of range.
     MemoryLimitError
-        Where the tokens do not fit the limit.
+        When the tokens do not fit the limit.
 
     Warns
     -----
     NlflowWarning
-        When a search window has fewer than `members` patches, and groups are made as small as it.
+        When a search window has fewer than `members` patches, so that all groups get fewer.
 
     Examples
     --------
-    The energy of a denoising stage: groups and covariances from the noisy image, one step, and patches put back.
+    One step of E on groups, with covariances from the noisy image:
 
     >>> import numpy as np
     >>> from nlflow import E, GradientFlow, PatchGroups, SemiImplicit, solve
@@ -161,19 +161,19 @@ class PatchGroups:
         Parameters
         ----------
         image : array_like
-            Of the shape of the guide; it may have another number of channels.
+            Of the shape of the guide, with any number of channels.
 
         Returns
         -------
         array of shape (G, n, D)
-            Each patch in C order, its channels side by side: D = patch_size^m C.
+            Patches in C order with the channels last: D = patch_size^m C.
 
         Raises
         ------
         InputError
             For another shape, NaN or infinite values.
         MemoryLimitError
-            Where the tokens do not fit the limit.
+            When the tokens do not fit the limit.
         """
         signal, _ = as_signal(image, self.channel_axis)
         if signal.shape[:-1] != self._space:
@@ -196,13 +196,13 @@ class PatchGroups:
         ----------
         tokens : array of shape (G, n, D)
         weights : array, optional
-            >= 0, of shape (G, n), one for each token, or (G, n, D), one for each of its components; axes of length 1
-            are shared. All alike by default.
+            >= 0, of shape (G, n) for tokens or (G, n, D) for their components; axes of length 1 are broadcast. Equal
+            by default.
 
         Returns
         -------
         array
-            Laid out as the image, in the precision of the tokens; sums are in float64.
+            Shaped as the guide, in the precision of the tokens; sums are in float64.
 
         Raises
         ------
@@ -246,22 +246,22 @@ class PatchGroups:
         Parameters
         ----------
         image : array_like
-            Whose patches vary; of the shape of the guide.
+            Of the shape of the guide.
         noise_variance : float
-            Taken off the eigenvalues, which then end at 0: that of the noise in the image, or a little more. 0 for an
-            image that is taken to be clean.
+            Subtracted from the eigenvalues, which are then at least 0: that of the noise in the image, or a little
+            more; 0 for a clean image.
 
         Returns
         -------
         array of shape (G, D, D)
-            Symmetric positive semidefinite; the fidelity of E is ``covariance(...)[:, None] / sigma**2``.
+            Symmetric positive semidefinite; as a fidelity of E, ``covariance(...)[:, None] / sigma**2``.
 
         Raises
         ------
         InputError
             As `lift`, and for a negative variance.
         MemoryLimitError
-            Where it does not fit the limit.
+            When they do not fit the limit.
         """
         removed = check_number("noise_variance", noise_variance, minimum=0)
         tokens = self.lift(image)
@@ -313,26 +313,10 @@ def fewest_candidates(references: Integers, last: tuple[int, ...], radius: int) 
 def nearest_patches(
     guide: NDArray[Any], patch_size: int, radius: int, references: Integers, members: int
 ) -> tuple[Integers, NDArray[np.float64]]:
-    """Return the patches nearest to each patch of reference, itself first, and their squared Euclidean distances.
+    """Return positions (G, n, m) and squared Euclidean distances (G, n) of the patches nearest to those of reference.
 
-    Of patches that are equally near, within the rounding of the guide, those are taken that lie nearest to the patch of
-    reference, and of these the first in C order.
-
-    Parameters
-    ----------
-    guide : array of shape (..., C)
-        m axes of space, and the channels, over which distances are summed.
-    patch_size, radius : int
-        Side of a patch and largest offset of a candidate along each axis, in samples.
-    references : array of shape (G, m)
-        First samples of the patches of reference.
-    members : int
-        n, at most `fewest_candidates`.
-
-    Returns
-    -------
-    positions : array of shape (G, n, m)
-    distances : array of shape (G, n)
+    A patch of reference comes first. Ties, within the rounding of the guide, go to the least offset, and then to the
+    first in C order. `references` has shape (G, m), the guide (..., C).
     """
     axes = references.shape[1]
     side = (patch_size,) * axes

@@ -1,4 +1,4 @@
-"""Where patches of reference lie, and how far their members may."""
+"""Patches of reference, and windows of their members."""
 
 from __future__ import annotations
 
@@ -19,16 +19,7 @@ Integers = NDArray[np.int64]
 
 
 def reference_positions(last: int, step: int) -> NDArray[np.intp]:
-    """Return where the patches of reference begin along an axis, a set that looks the same from both ends.
-
-    Multiples of the step from both ends to the middle, and the middle where they leave a wider gap.
-
-    Parameters
-    ----------
-    last : int
-        The last position at which a patch fits; the first is 0.
-    step : int
-    """
+    """Return where the patches of reference begin along an axis, from 0 to `last`, symmetric about the middle."""
     left = np.arange(0, last // 2 + 1, step)
     positions = np.union1d(left, last - left)
     if last - 2 * left[-1] > step:
@@ -49,18 +40,19 @@ def three(values: tuple[int, ...], fill: int = 1) -> Three:
 
 @dataclass(frozen=True)
 class Grouping:
-    """How groups are formed: n nearest patches of a size, in a window, around references a stride apart.
+    """How groups are formed: the nearest patches in a window about each patch of reference.
 
     Attributes
     ----------
     patch, radius, stride : int or (int, int, int)
-        Side of a patch, largest offset of a member, distance of references; in samples along each axis, or along slices
-        (frames), rows and columns. Images and signals take what they have axes for.
+        Side of a patch, largest offset of a member, distance of references in samples: one number, or three along
+        slices (frames), rows and columns, of which images and signals take the last ones. All are cut down to the
+        image, and the stride to the patch.
     neighbours : int
-        Members of a group, or as many as fit into the window.
+        Members of a group, or as many as the window has.
     means : Grouping, optional
-        Of the means over 2 x 2 samples (2 of a signal), whose estimates from groups of their own are averaged with the
-        means of the estimate. For images and signals; images of less than three of these patches have none.
+        Grouping of the means over 2 x 2 samples (2 of a signal), whose estimates are averaged with the means of the
+        estimate. For images and signals with white noise that hold at least three of these patches along each axis.
     """
 
     patch: int | Three
@@ -81,13 +73,13 @@ class Grouping:
                 check_integer(name, value, minimum=least)
 
     def along(self, name: str) -> Three:
-        """Return the patch, the radius or the stride along the three axes."""
+        """Return the patch, the radius or the stride along slices, rows and columns."""
         value: int | Three = getattr(self, name)
         return value if isinstance(value, tuple) else (value, value, value)
 
     @property
     def halo(self) -> Three:
-        """How far a sample of a step's result looks: to its groups' references, and on to their other members."""
+        """How far from a sample the samples lie on which a step's result there depends."""
         own = [2 * (r + p - 1) for r, p in zip(self.along("radius"), self.along("patch"), strict=True)]
         if self.means is not None:  # of blocks of 2 samples, which reach a sample over two others
             own = [max(one, 2 * n) + 5 for one, n in zip(own, self.means.halo, strict=True)]
@@ -97,14 +89,14 @@ class Grouping:
 
 @dataclass(frozen=True)
 class Lattice:
-    """Where patches of reference lie, and how far their members may.
+    """Where patches of reference lie, and how far their members may lie from them.
 
-    The work on them is cut into jobs: runs of references in a row, in C order.
+    The work is cut into jobs: runs of references in a row, in C order.
 
     Attributes
     ----------
     shape, patch, radii : triple of int
-        Of the image (Z, H, W), of a patch, and the largest offsets of a member.
+        Shape of the image (Z, H, W) and of a patch, and the largest offsets of a member.
     slices, rows, columns : array of int
         First samples of the patches of reference along the three axes.
     most : int
@@ -112,8 +104,8 @@ class Lattice:
     run : int
         References of a job, at most.
     motion : int32 array of shape (jobs, frames, 2)
-        Rows and columns by which a job follows what moves, for each frame that its members reach, first the one
-        ``radii[0]`` frames earlier; of shape (1, frames, 2) and 0 where nothing moves.
+        Rows and columns by which the window of a job is moved in each frame that it reaches, from ``radii[0]`` frames
+        earlier on; of shape (1, frames, 2) and 0 without motion.
     """
 
     shape: Three
@@ -135,7 +127,7 @@ class Lattice:
         whole: tuple[int, ...] | None = None,
         run: int = RUN,
     ) -> Lattice:
-        """Return the lattice of a grouping, which is cut down to an image that is smaller.
+        """Return the lattice of a grouping, cut down to an image that is smaller.
 
         Parameters
         ----------
@@ -143,14 +135,14 @@ class Lattice:
             (N,), (H, W) or (Z, H, W).
         grouping : Grouping
         origin, whole : tuple of int, optional
-            Where these samples lie in a larger image, and its shape: references are those of the larger image.
+            Where these samples lie in a larger image, and its shape; references are those of the larger image.
         run : int
             References of a job, at most.
 
         Raises
         ------
         InputError
-            For a part that does not lie within the whole, or holds no reference.
+            For a part that does not lie within the whole or holds no reference.
         """
         own, start = three(shape), three(origin, 0)
         large = own if whole is None else three(whole)
@@ -179,7 +171,7 @@ class Lattice:
 
     @property
     def fewest(self) -> int:
-        """Patches of the smallest window."""
+        """Number of patches in the smallest window."""
         ends = (n - p for n, p in zip(self.shape, self.patch, strict=True))
         along = zip((self.slices, self.rows, self.columns), self.radii, ends, strict=True)
         return math.prod(int((np.minimum(x, r) + np.minimum(end - x, r)).min()) + 1 for x, r, end in along)
@@ -191,7 +183,7 @@ class Lattice:
 
     @property
     def window(self) -> Three:
-        """The sides of what a job adds to."""
+        """Sides of the block to which a job adds."""
         last = np.minimum(np.arange(1, -(-len(self.columns) // self.run) + 1) * self.run, len(self.columns)) - 1
         length = int((self.columns[last] - self.columns[:: self.run]).max())
         a, b, c = (2 * r + p for r, p in zip(self.radii, self.patch, strict=True))
@@ -224,10 +216,9 @@ _LEAST: Final = 0.2  # of the variance of a difference; noise alone changes that
 
 
 def follow(lattice: Lattice, frames: Array) -> Lattice:
-    """Return the lattice whose jobs follow what moves in a clip of frames (Z, H, W).
+    """Return a lattice whose jobs follow the motion of the block at their middle in a clip of frames (Z, H, W).
 
-    A job takes the motion of the block at its middle, from frame to frame. References have to begin in each frame (a
-    stride of 1).
+    References have to begin in each frame (a stride of 1).
     """
     radius, depth = lattice.radii[0], lattice.patch[0]
     if max(radius, depth - 1) == 0 or lattice.shape[0] == 1:

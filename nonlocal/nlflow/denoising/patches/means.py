@@ -1,4 +1,4 @@
-"""Means over blocks, which have groups of their own: noise that is too smooth for a patch is seen there."""
+"""Means over blocks, with groups of their own, for noise that is too smooth for a patch."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _SHIFTS = (0, 1, 1, 0)
 
 @dataclass(frozen=True)
 class Blocks:
-    """The blocks of 2 x 2 samples of an image (2 of a signal) that lie in this part of it.
+    """The blocks of 2 x 2 samples (2 of a signal) of a part of an image.
 
-    They are shifted from search to search (Coifman and Donoho 1995, doi 10.1007/978-1-4612-2544-7_9).
+    Each search shifts them (Coifman and Donoho 1995, doi 10.1007/978-1-4612-2544-7_9).
 
     Attributes
     ----------
     sides : triple of int
-        Of a block: 2, or 1 along axes of one sample, and where slices or rows know nothing of each other.
+        Of a block: 2, or 1 along axes of one sample and axes that are not mixed.
     start : triple of int
         First sample of the first block.
     lattice : Lattice
@@ -44,7 +44,7 @@ class Blocks:
         whole: tuple[int, ...] | None,
         search: int = 0,
     ) -> Blocks | None:
-        """Return the blocks of a part, which begin where those of the whole do; None for a small image."""
+        """Return the blocks of a part, those of the whole; None for a small image."""
         own, large = three(shape), three(shape if whole is None else whole)
         alone = (p == 1 and r == 0 for p, r in zip(grouping.along("patch"), grouping.along("radius"), strict=True))
         sides = three(tuple(1 if apart else min(n, 2) for n, apart in zip(large, alone, strict=True)))
@@ -69,17 +69,16 @@ class Blocks:
         return planes[:, :, rows, columns]
 
     def mean(self, planes: Array) -> Array:
-        """Return the means, whatever the layout in memory with the same bits."""
+        """Return the means; the bits do not depend on the layout in memory."""
         inside, (_, rows, columns) = self._inside(planes), self.sides
         above: Any = sum(inside[:, :, ::rows, k::columns] for k in range(columns))
         below: Any = sum(inside[:, :, rows - 1 :: rows, k::columns] for k in range(columns)) if rows > 1 else 0
         return contiguous((above + below) * (1 / self.size))
 
     def spread(self, means: Array, like: Array) -> Array:
-        """Return planes that hold the low frequencies of means, with 0 beside all blocks.
+        """Return smoothed means as planes, linear between the middles of blocks, and 0 outside of all blocks.
 
-        The means are smoothed first, and are linear between the middles of the blocks (Facciolo, Pierazzo and Morel
-        2017, doi 10.1137/17M1111826).
+        Facciolo, Pierazzo and Morel 2017 (doi 10.1137/17M1111826).
         """
         for axis in (2, 3):
             if self.sides[axis - 1] == 2:

@@ -1,4 +1,4 @@
-"""The step on groups of alike patches with the package's own objects, to be read."""
+"""The step on groups by `E`, `GradientFlow` and `SemiImplicit`, to be read and tested against."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _LEAST = 1e-3  # of the noise counts as left in the state, at least
 
 
 class PlainFilter(CompiledFilter):
-    """The step of `E`, `GradientFlow` and `SemiImplicit` on the tokens of each group, in float64.
+    """The step by `E`, `GradientFlow` and `SemiImplicit` on the tokens of each group, in float64.
 
-    Groups are those of `CompiledFilter`. A subclass may say another `fidelity`.
+    It finds the groups of `CompiledFilter`. A subclass may have another `fidelity`.
 
     Examples
     --------
-    A fidelity that trusts only the directions whose variance is above twice that of the noise:
+    A fidelity that is 0 in directions whose variance is at most twice that of the noise:
 
     >>> import numpy as np
     >>> from nlflow import solve
@@ -47,12 +47,12 @@ class PlainFilter(CompiledFilter):
     """
 
     def fidelity(self, covariance: Array) -> Array:
-        """Return the fidelity matrices of groups from the covariances of their tokens, both in units of the noise.
+        """Return the fidelity matrices of groups from covariances, both in units of the noise.
 
         Parameters
         ----------
         covariance : array of shape (G, D, D)
-            Without the noise, which is the identity in these units.
+            Covariances of tokens without noise; that of the noise is the identity in these units.
 
         Returns
         -------
@@ -96,7 +96,7 @@ class PlainFilter(CompiledFilter):
         return (sums[0] / sums[2]).astype(state.dtype), (sums[1] / sums[2]).astype(state.dtype)
 
     def energy(self, groups: Groups, images: Images, stage: Stage) -> float:
-        """Return E of the tokens of the pilot, drawn to those of the state; in units of the noise of the input."""
+        """Return E of the pilot's tokens with the fidelity to those of the state, in units of the input's noise."""
         total = 0.0
         for tokens in _blocks(groups, images):
             root = np.sqrt(tokens.noise)

@@ -30,18 +30,17 @@ _ERROR = 0.1
 
 
 class TensorFilter:
-    """Groups and steps on torch tensors, in batches of groups; a subclass may find other groups.
+    """The filter of torch tensors, in batches of groups; a subclass may find other groups.
 
-    Groups of float32 that would lose too many digits are filtered in float64. Estimates have derivatives in the images
-    for groups that are found already. On a GPU sums have a fixed order only under
-    ``torch.use_deterministic_algorithms``.
+    Groups of float32 that would lose too many digits are filtered in float64. Estimates have derivatives in the images,
+    for groups held still. On a GPU bits repeat only under ``torch.use_deterministic_algorithms``.
 
     Parameters
     ----------
     numbers : int, optional
-        How many numbers a worker holds at a time, about: 2^22 on the CPU and 2^27 on a GPU.
+        About how many numbers a worker holds at a time; 2^22 on the CPU and 2^27 on a GPU by default.
     kernels : bool, optional
-        Whether kernels in Triton compute what they can: by default on GPUs of CUDA, where triton is installed.
+        Whether kernels in Triton compute what they can; by default on GPUs of CUDA if triton is installed.
     """
 
     def __init__(self, numbers: int | None = None, kernels: bool | None = None) -> None:
@@ -49,14 +48,14 @@ class TensorFilter:
         self.kernels = kernels
 
     def why_no_search(self, guide: Any, lattice: Lattice) -> str:
-        """Return why no kernel in Triton does the search; empty where one does."""
+        """Return why no kernel in Triton does the search, or ""."""
         from nlflow.backends.triton import choice
 
         offsets = math.prod(2 * radius + 1 for radius in lattice.radii)
         return choice.why_not(guide, self.kernels) or choice.why_no_search(guide, offsets)
 
     def why_no_step(self, lattice: Lattice, images: Images, stage: Stage) -> str:
-        """Return why no kernel in Triton does the step; empty where one does."""
+        """Return why no kernel in Triton does the step, or ""."""
         from nlflow.backends.torch.groups import tracked
         from nlflow.backends.triton import choice
 
@@ -68,7 +67,7 @@ class TensorFilter:
         )  # fmt: skip
 
     def told(self, like: Any, across: float) -> str:
-        """Return what computes groups and steps."""
+        """Return in words what computes groups and steps."""
         from nlflow.backends.triton import choice
 
         why = choice.why_not(like, self.kernels) or ("estimates are combined across members" if across else "")
@@ -81,7 +80,7 @@ class TensorFilter:
 
     @classmethod
     def within(cls, like: Any, limit: float) -> tuple[TensorFilter, int]:
-        """Return a filter for so many bytes, and what its chunks take."""
+        """Return a filter for a limit in bytes, and the bytes of its chunks."""
         from nlflow.backends.torch.workers import bytes_of_chunks, chunk_for
 
         held = bytes_of_chunks(like.device)
@@ -90,7 +89,7 @@ class TensorFilter:
 
     @staticmethod
     def held(like: Any) -> Any:
-        """Hold the workers over many steps, between which torch would share small operations out."""
+        """Return a context that keeps the workers over many steps."""
         from nlflow.backends.torch.workers import workers_for
 
         return workers_for(like.device)
@@ -114,10 +113,7 @@ class TensorFilter:
         return self._constant(key, lambda: torch.from_numpy(np.ascontiguousarray(make())).to(like.device))
 
     def find(self, guide: Array, lattice: Lattice) -> tuple[Array, Array]:
-        """Return the nearest patches of each reference, by the squared distance over all channels.
-
-        The device is not asked whether the guide is in range: where it is not, all counts are 0, and a step says so.
-        """
+        """Return the nearest patches of each reference, by squared distance; counts of 0 for a guide out of range."""
         import torch
 
         from nlflow.backends.torch.groups import unpacked
@@ -219,7 +215,7 @@ def _check(in_range: bool, finite: bool) -> None:
 
 
 class FrozenFilter(TensorFilter):
-    """The groups that a first run finds, in order, for all runs after it."""
+    """A filter whose later runs have the groups of the first."""
 
     def __init__(self, numbers: int | None = None) -> None:
         super().__init__(numbers)
