@@ -403,7 +403,7 @@ def test_a_kernel_that_is_not_symmetric_has_to_say_so() -> None:
         (lambda: nl.Wendland(1.0, 3), "derivatives: got 3, expected one of 0, 2 or 4"),
         (lambda: nl.TruncatedPower(2.0, 1.0, 0.5), "horizon: got 0.5, expected more than the core"),
         (lambda: nl.RationalQuadratic(1.0, 0.0), "alpha: got 0"),
-        (lambda: nl.Anisotropic(nl.Gaussian(1.0)), "got none of widths, matrix and covariance"),
+        (lambda: nl.Anisotropic(nl.Gaussian(1.0)), "got none, expected exactly one of widths"),
         (lambda: nl.Anisotropic(nl.Gaussian(1.0), (1, -1)), "widths: got"),
         (lambda: nl.Anisotropic(nl.Gaussian(1.0), matrix=np.ones((2, 2))), "matrix: got a singular one"),
         (lambda: nl.Anisotropic(nl.Gaussian(1.0), matrix=np.ones((2, 3))), "matrix: got shape"),

@@ -20,7 +20,7 @@ from nlflow.kernels.base import Kernel, RadialKernel
 class Anisotropic(Kernel):
     """A radial kernel of a linear map of the difference, ``k(x, y) = kernel(|A (x - y)|)``.
 
-    On a grid with the boundary ``reflect`` A^T A has to be diagonal, since images are mirrored along axes.
+    On a grid with the boundary ``reflect`` A^T A has to be diagonal.
 
     Parameters
     ----------
@@ -31,7 +31,7 @@ class Anisotropic(Kernel):
     matrix : array of shape (m, m), optional
         A itself, not singular.
     covariance : array of shape (m, m), optional
-        C, symmetric and positive definite: |A z|^2 = z^T C^-1 z. With ``Gaussian(1.0)`` it is that of the Gaussian.
+        C, symmetric and positive definite: |A z|^2 = z^T C^-1 z.
 
     Raises
     ------
@@ -70,7 +70,7 @@ class Anisotropic(Kernel):
         given = {n: getattr(self, n) for n in ("widths", "matrix", "covariance") if getattr(self, n) is not None}
         if len(given) != 1:
             raise InputError(
-                f"widths: got {', '.join(given) or 'none'} of widths, matrix and covariance, expected one of them"
+                f"widths: got {' and '.join(given) or 'none'}, expected exactly one of widths, matrix and covariance"
             )
         name, value = next(iter(given.items()))
         # One amplitude, so that nothing has to look for the other.

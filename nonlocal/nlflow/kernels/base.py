@@ -36,7 +36,6 @@ _ONE: Final = 1e-6  # log k(0) of a kernel that is 1 at 0, with the rounding of 
 
 
 def farthest(counts: Callable[[Floats], NDArray[np.bool_]], radii: Floats) -> float:
-    """Return the distance beyond which nothing counts; infinity where the last of `radii` does."""
     # Found on a grid of distances, and on ever finer ones around the last that counts.
 
     def last(radii: Floats) -> int:
@@ -56,12 +55,12 @@ def farthest(counts: Callable[[Floats], NDArray[np.bool_]], radii: Floats) -> fl
 
 @dataclass(frozen=True, kw_only=True)
 class Kernel(ABC):
-    """Base of all kernels k(x, y) >= 0. Functionals use K(x, y) = k(x, y) + k(y, x).
+    """Base of all kernels k(x, y) >= 0.
 
     Parameters
     ----------
     amplitude : float
-        Factor > 0 in front of the formula; averages do not depend on it.
+        Factor > 0 of the formula; averages do not depend on it.
     """
 
     amplitude: float = 1.0
@@ -92,7 +91,7 @@ class Kernel(ABC):
         return isinstance(self.compared, RadialKernel)
 
     def is_definite(self, dimensions: int) -> bool:
-        """Return whether k is known to be positive semidefinite between points of so many coordinates."""
+        """Return whether k is known to be positive semidefinite in so many dimensions."""
         return self.positive_semidefinite and dimensions <= self.dimensions
 
     @abstractmethod
@@ -109,8 +108,7 @@ class Kernel(ABC):
 class RadialKernel(Kernel):
     """A kernel of the Euclidean distance r = |x - y| alone.
 
-    A subclass states `log_profile`; compiled sums call it with a symbol instead of an array. Parameters must not
-    change.
+    A subclass states `log_profile`; compiled sums call it with a symbol instead of an array.
 
     Attributes
     ----------
@@ -160,7 +158,7 @@ class RadialKernel(Kernel):
 
     @cached_property
     def grows(self) -> bool:
-        """Whether k is more than e k(0) at a sampled distance: logits may then overflow far out."""
+        """Whether k is more than e k(0) at a sampled distance."""
         radii = np.append(0.0, (self.scale if 0 < self.scale < math.inf else 1.0) * _RADII)
         with np.errstate(all="ignore"):
             logs = np.asarray(self.log_profile(radii**2))
@@ -168,12 +166,12 @@ class RadialKernel(Kernel):
 
     @property
     def unit(self) -> float:
-        """The power of two by which sums multiply distances, so that squares are in range."""
+        """A power of two that brings squares of distances about the `scale` into range."""
         return 2.0 ** min(-math.frexp(self.scale)[1], 1000)  # subnormal widths: 2^1073 has no float
 
     @cached_property
     def steepness(self) -> float:
-        """The steepest slope of log k where k counts beside 1, times the `scale`; infinite where k jumps."""
+        """The steepest slope of log k where k counts beside 1, times the `scale`; infinite where k ends in a jump."""
         end, scale = self.support(_COUNTS), self.scale
         if math.isinf(end):
             return math.inf
@@ -193,7 +191,7 @@ class RadialKernel(Kernel):
 
     @cached_property
     def compared_code(self) -> dict[tuple[float, str], float | None]:
-        """The code of the kernel, as `differs` keeps it."""
+        """Where compiled code was found to differ from k, by unit and precision."""
         return {}
 
     @cached_property
@@ -201,7 +199,7 @@ class RadialKernel(Kernel):
         return {}
 
     def check_unit(self) -> None:
-        """Raise `InputError` unless k is 1 at r = 0, to which sums without a matrix are relative."""
+        """Raise `InputError` unless k is 1 at r = 0."""
         with np.errstate(all="ignore"):
             start = float(np.asarray(self.log_profile(np.zeros(1)))[0])
         if not abs(start) <= _ONE:

@@ -16,16 +16,16 @@ from nlflow.kernels.base import Kernel
 class ExpDotProduct(Kernel):
     """Exponential dot product, ``k = exp(scale q(x).k(y))``: the kernel of softmax attention.
 
-    With queries equal to keys it is symmetric, and positive semidefinite for a scale > 0. Theorem 1 of arXiv 2312.00751
-    has K of this form, so k = K/2.
+    With queries equal to keys it is symmetric, and positive semidefinite for a scale > 0. K of arXiv 2312.00751,
+    Theorem 1, has this form, so k = K/2.
 
     Parameters
     ----------
     scale : float, optional
         Factor of the dot product; 1/sqrt(d) by default, d the width of queries and keys.
     query_map, key_map : array of shape (d_u, d), optional
-        Linear maps from features to queries and keys, q = u W_Q and k = u W_K. One array for both says that queries are
-        keys; a copy does not.
+        Linear maps from features to queries and keys, q = u W_Q and k = u W_K. With one array object for both queries
+        are keys.
     """
 
     scale: float | None = None

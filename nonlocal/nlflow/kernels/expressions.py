@@ -172,7 +172,6 @@ SQUARED: Final = Expression("squared")
 
 
 def number(value: Number) -> Expression:
-    """Return a number of as many digits as are kept; `InputError` for what is none, or is out of range."""
     if isinstance(value, float):
         if math.isnan(value):
             raise InputError("kernel: its formula has a constant that is not a number")
@@ -396,7 +395,7 @@ _UFUNCS: Final[dict[str, Callable[..., Expression]]] = {
 
 
 def structure(a: Expression) -> tuple[str, list[float]]:
-    """Return the form of an expression in prefix notation, with numbers as c0, c1, ..., and these numbers."""
+    """Return an expression in prefix notation, with numbers as c0, c1, ..., and these numbers."""
     numbers: list[float] = []
 
     def written(a: Expression) -> str:
@@ -410,7 +409,6 @@ def structure(a: Expression) -> tuple[str, list[float]]:
 
 
 def value(a: Expression, squared: Array) -> Array:
-    """Return an expression's values at squared distances, an array of any namespace."""
     # 1/0 is infinite, and the branch of `where` that is not taken may be no number.
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         return _value(a, squared, namespace(squared))

@@ -26,7 +26,6 @@ def traced(log_profile: Callable[[Any], Any], unit: float = 1.0, squared: Expres
 
 
 def called(function: Callable[[Any], Any], symbol: Expression, refusal: str, remedy: str) -> Expression:
-    """Return what a function makes of a symbol; `InputError` with its own error if it fails."""
     try:
         return as_expression(function(symbol))
     except InputError:
@@ -73,7 +72,7 @@ def base_two(a: Expression) -> Expression:
 
 
 def logarithm(k: Expression) -> Expression:
-    """Return the logarithm of a simple expression, factor by factor, so that it does not underflow."""
+    """Return the logarithm, factor by factor, so that it does not underflow."""
     # The logarithm of a product is the sum of those of factors that are proved to be > 0, and that of all others
     # together: two of them may be negative. It is the sum of all where all are proved to be >= 0.
     if k.operation == "multiply":

@@ -42,8 +42,8 @@ class Formula(RadialKernel):
     ----------
     k : str or callable
         As a function of r, the distance over the width; 1 at r = 0. Text has numbers, ``r``, + - * / \*\*,
-        < <= > >=, and sqrt, square, pow, exp, log, log1p, abs, minimum, maximum and where. Nothing of it is run as
-        Python. A function gets a symbol in place of an array, and may use the same functions of NumPy.
+        < <= > >=, and sqrt, square, pow, exp, log, log1p, abs, minimum, maximum and where. A function gets a symbol in
+        place of an array, and may use the same functions of NumPy.
     width : float
         In the units of what is compared; > 0.
     definite : bool
@@ -53,7 +53,7 @@ class Formula(RadialKernel):
     ------
     InputError
         For a formula that is found negative, infinite or no number, is not 1 at r = 0, is too long, or loses its digits
-        in floats, as compared with 50 digits at samples.
+        in floats.
 
     Examples
     --------

@@ -44,8 +44,8 @@ class Interaction:
     Parameters
     ----------
     w : str, callable or RadialKernel
-        As a function of the distance r; as text with the operations and functions of `Formula`. Particles move towards
-        smaller W: what falls with the distance repels.
+        As a function of the distance r; text as for `Formula`. Particles move towards smaller W: what falls with the
+        distance repels.
     strength : float
         Factor of any sign.
     cutoff : float
@@ -158,7 +158,7 @@ class Interaction:
 
     @property
     def beside_far(self) -> tuple[Expression, float]:
-        """W less its limit, as an expression of the squared distance, and the distance beyond which that is nothing."""
+        """W less its limit, as an expression of the squared distance, and where that ends to count."""
         # The expression is 0 at distance 0, so that a particle meets all but itself. Nothing is what `seen` says, for
         # 10^-17 of W less its limit.
         zero = as_expression(0)

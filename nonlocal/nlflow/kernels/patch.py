@@ -33,8 +33,7 @@ class Patch(Kernel):
     sigma : float
         Standard deviation of the noise in what is compared; 0 for no correction.
     tokens : {'pixel', 'patch'}
-        ``pixel`` averages pixel values. ``patch`` averages whole patches and puts them back where they overlap: the
-        affinity of pixels is averaged over the patch, k'(x, y) = mean_o k(x + o, y + o).
+        ``patch`` averages the affinity of pixels over the patch, k'(x, y) = mean_o k(x + o, y + o).
     spatial_width : float, optional
         Standard deviation in pixels of a Gaussian factor of the distance between x and y; with ``patch_size=1`` that is
         the bilateral filter.
@@ -65,7 +64,7 @@ class Patch(Kernel):
 
     @property
     def correction(self) -> float:
-        """What is subtracted from D / width^2: 2 sigma^2 / width^2."""
+        """2 sigma^2 / width^2."""
         ratio = self.sigma / self.width
         return min(2 * ratio * ratio, 1e30)  # beyond, every pair counts as alike; infinity would not compute
 
