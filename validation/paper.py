@@ -252,8 +252,8 @@ def page(record: dict[str, Any]) -> str:
     ]
     if record.get("trained"):
         given = (f"{one['name']} ({one['count']} {one['inputs']})" for one in record["trained"].values())
-        lines += ["", f"Models that others trained ran on these inputs: {'; '.join(given)}. Their rows give three layers "
-                  "each, and after ± the largest standard error of all layers. Spectra of P of more than "
+        lines += ["", f"Models that others trained ran on these inputs: {'; '.join(given)}. Their rows give three "
+                  "layers each, and after ± the largest standard error of all layers. Spectra of P of more than "
                   f"{LONGEST} tokens were not computed (–)."]  # fmt: skip
     for part in PARTS:
         size = f" (not repeated at that size, which needs {part.needs})" if part.needs else ""
