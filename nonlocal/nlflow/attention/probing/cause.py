@@ -209,7 +209,7 @@ class Cause(Brief):
         return result
 
     def group_rows(self) -> list[dict[str, Any]]:
-        """Return number, length and similarity for each block and kind of token; none where there is one kind."""
+        """Return number, length and similarity for each block and kind of token."""
         result: list[dict[str, Any]] = []
         for block in self.blocks:
             for name, values in block.groups.items():
