@@ -27,8 +27,8 @@ _CLEAR = 1e-8  # of the largest value: a diversity that is not so small is far a
 def diversity(flow: LinearFlow, u: Any) -> float:
     """Return how far `u` is from constant: |u - mean(u)|, root mean square, channels added up.
 
-    The mean is that which the flow conserves: for a P that is not symmetric pi^T u, in L2(pi), or in L2(w) where
-    transient states (causal attention) have pi = 0.
+    The mean is the one that the flow conserves. For a P that is not symmetric it is pi^T u, and the norm is that of
+    L2(pi), or of L2(w) with transient states (causal attention), where pi = 0.
 
     Parameters
     ----------
@@ -40,7 +40,7 @@ def diversity(flow: LinearFlow, u: Any) -> float:
     InputError
         For a batch where P is not symmetric, and for several classes of nodes that no walk leaves.
     NumericalError
-        When no float holds it, or the logarithm of pi is not known.
+        When it is out of the range of floats, or the logarithm of pi is not known.
     """
     if not isinstance(flow, LinearFlow):
         raise InputError(f"flow: got {type(flow).__name__}, expected a GradientFlow or an AttentionFlow")
@@ -82,11 +82,11 @@ def _in_log_space(chain: MarkovChain, u: Array) -> float:
 
 @underflowing
 def diversity_bounds(flow: LinearFlow) -> tuple[float, float]:
-    """Return bounds of diversity(u*) / diversity(f) that hold for every f, u* being the equilibrium.
+    """Return bounds of diversity(u*) / diversity(f) for the equilibrium u* of any f.
 
-    lambda / (lambda + mu_max) and lambda / (lambda + mu_2) with the extreme nonzero eigenvalues of r (I - P). For a P
-    that is not symmetric from extreme singular values of (1 + lambda~) I - P on deviations from the mean; beyond 1000
-    nodes lambda~ / (lambda~ + 2) and 1.
+    They are lambda / (lambda + mu_max) and lambda / (lambda + mu_2), mu_max and mu_2 being the largest and the smallest
+    nonzero eigenvalue of r (I - P). For a P that is not symmetric they come from singular values of
+    (1 + lambda~) I - P on deviations from the mean; beyond 1000 nodes they are lambda~ / (lambda~ + 2) and 1.
 
     Parameters
     ----------
@@ -176,9 +176,9 @@ def fidelity_for_diversity(flow: LinearFlow, fraction: float) -> float:
     Parameters
     ----------
     flow : GradientFlow or AttentionFlow
-        Its metric and its affinity count, not its fidelity.
+        Of which the fidelity does not count.
     fraction : float
-        Wanted diversity(u*) / diversity(f), in (0, 1).
+        Least diversity(u*) / diversity(f), in (0, 1).
 
     Returns
     -------
@@ -232,7 +232,7 @@ def largest_stable_fidelity(affinity: Affinity) -> float:
     Parameters
     ----------
     affinity : Affinity
-        As the layer uses it: not symmetrized.
+        Not symmetrized.
     """
     flow = AttentionFlow(check_affinity(affinity))
     if affinity.symmetric:

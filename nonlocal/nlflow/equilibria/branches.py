@@ -24,27 +24,26 @@ class Run(Protocol):
 
 @dataclass(frozen=True, repr=False)
 class BranchPoint(Brief):
-    """Where something happens on a branch.
+    """A fold, a crossing or a Hopf point of a branch.
 
     Attributes
     ----------
     kind : {'fold', 'pitchfork', 'transcritical', 'branch point', 'hopf'}
-        Fold: the branch turns in the parameter. Branch point: another branch crosses, with a pitchfork and a
-        transcritical crossing where they are told apart. Hopf: a pair of complex eigenvalues crosses the imaginary
-        axis.
+        Fold: the branch turns in the parameter. Pitchfork, transcritical, or branch point where these are not told
+        apart: another branch crosses. Hopf: a pair of complex eigenvalues crosses the imaginary axis.
     parameter : float
     error : float
-        An estimate of what the parameter is off by.
+        Estimated error of the parameter.
     u : array
         The equilibrium there.
     eigenvalue : complex
-        The one that crosses; its imaginary part at a Hopf point is the frequency of the cycles that begin there.
+        The one that crosses; at a Hopf point its imaginary part is the angular frequency of the cycle that begins.
     multiplicity : int
         How many eigenvalues, or pairs of them, cross.
     vectors : array of shape (m, ...)
         Their eigenvectors, complex at a Hopf point.
     after : int
-        The point of the branch that it follows.
+        Number of the branch's point before it.
     """
 
     kind: str
@@ -82,9 +81,9 @@ class Branch(Brief):
     eigenvalues : array of shape (M, k), complex
         The rightmost ones at each point, without neutral directions (see `Stability`); NaN where there are fewer.
     unstable : array of int, shape (M,)
-        How many have positive real parts, beyond what they are off by.
+        How many have positive real parts, by more than their error.
     points : tuple of BranchPoint
-        What happened on the way, in its order.
+        In order along the branch.
     status : {'range', 'closed', 'steps', 'lost'}
         Why it ended: at an end of the range, where it began, after the steps that were allowed, or since no step
         stayed on the branch.
@@ -119,13 +118,13 @@ class Branch(Brief):
         Parameters
         ----------
         point : BranchPoint
-            One of this branch.
+            Of this branch.
         sign : {1, -1}
             Along the null vector, or against it.
         vector : int
-            Which null vector, where there are several (`multiplicity`).
+            Which null vector, below `multiplicity`.
         step : float, optional
-            Length of the first step, in the norm in which the range and the size of u are 1.
+            Length of the first step; see `continue_equilibria`.
 
         Raises
         ------

@@ -25,21 +25,21 @@ _REFINED = 1e-6  # relative width at which the search between two of them ends
 
 @dataclass(frozen=True, repr=False)
 class Choice(Brief):
-    """A parameter that was chosen, and the criterion by which it was.
+    """A parameter that was chosen, and the criterion for it.
 
     Attributes
     ----------
     value : float
         The fidelity, or another parameter.
     energy : E
-        With that parameter; its ``minimizer()`` is the signal.
+        With that parameter.
     method : {'rgcv', 'gcv', 'sure', 'discrepancy', 'evidence', 'lcurve'}
     values : array of shape (M,)
         Those that were tried.
     curve : array of shape (M,)
-        The criterion, smallest at the choice: of `gcv` and `sure` an estimate of the mean squared error (with the
-        variance of the noise for `gcv`), of `discrepancy` how far the residual is from what is wanted, of `evidence`
-        minus the log marginal likelihood, of `lcurve` minus the curvature.
+        The criterion, smallest at the choice: for `gcv` and `sure` an estimate of the mean squared error (plus the
+        variance of the noise for `gcv`), for `discrepancy` the distance of the residual from ``factor * sigma``, for
+        `evidence` minus the log marginal likelihood, for `lcurve` minus the curvature.
     trace, trace_error : array of shape (M,)
         tr S, the degrees of freedom of the signal, and half the width of its 95 % interval; 0 where it is exact.
     residual, roughness : array of shape (M,)
@@ -47,9 +47,9 @@ class Choice(Brief):
     traces : {'transform', 'dense', 'lanczos'}
         How sums over the spectrum were taken.
     averages : int
-        Averages that they took, those of a whole matrix apart.
+        Averages taken, without those that form a matrix.
     success : bool
-        Whether the minimum is inside the range; for random traces beyond their error.
+        Whether the minimum is inside the range, by more than the error of random traces.
     message : str
     """
 
@@ -205,11 +205,11 @@ def choose_fidelity(
     Parameters
     ----------
     energy : E
-        With a fidelity of any one number, which does not count; or with one for each node, up to 2000 of them, which is
-        multiplied: nodes where it is 0 are not observed.
+        Its fidelity is one number, which does not matter, or one for each of up to 2000 nodes, which a factor
+        multiplies; nodes where it is 0 are not observed.
     values : array of shape (M,), optional
-        Increasing fidelities, or factors, between which is searched; from 1e-5 to 10 times the bound of the eigenvalues
-        by default.
+        Increasing fidelities, or factors, to search between; from 1e-5 to 10 times the bound of the eigenvalues by
+        default.
     method : {'rgcv', 'gcv', 'sure', 'discrepancy', 'evidence', 'lcurve'}
         - ``gcv``: generalized cross-validation, \|f - u\|^2 / (1 - tr S / N)^2 (Golub, Heath and Wahba 1979, doi
           10.1080/00401706.1979.10489751). For large lambda its curve is flat, and may have its minimum there.
@@ -234,7 +234,6 @@ def choose_fidelity(
     Returns
     -------
     Choice
-        `success` is False where the best of the values is the first or the last.
 
     Raises
     ------
@@ -306,7 +305,6 @@ def choose_parameter(
     Returns
     -------
     Choice
-        `success` is False where the best is the first or the last.
     """
     if not callable(build):
         raise InputError(f"build: got {type(build).__name__}, expected a callable that returns E for a value")

@@ -58,13 +58,13 @@ def continue_equilibria(
     """Follow equilibria along a parameter, through folds, and find where their number or stability changes.
 
     Pseudo-arclength continuation (Keller 1977, in Applications of Bifurcation Theory; Doedel 2007, doi
-    10.1007/978-1-4020-6356-5_1). What the flow conserves stays what it is at the start. Two eigenvalues that cross in
-    opposite directions within one step are not seen: take a smaller `longest`.
+    10.1007/978-1-4020-6356-5_1). What the flow conserves stays as it is at the start. Two eigenvalues that cross in
+    opposite directions within one step are missed; a smaller `longest` helps.
 
     Parameters
     ----------
     make_flow : callable
-        p to the flow with this parameter; signals of all flows are alike.
+        Returns the flow with a parameter.
     start : array
         Near an equilibrium of ``make_flow(parameter)``.
     parameter : float
@@ -72,16 +72,15 @@ def continue_equilibria(
     bounds : tuple of float
         Smallest and largest parameter.
     direction : {1, -1}
-        Whether the parameter grows at first; it falls where it begins at the upper bound.
+        Whether the parameter grows at first; from a bound it goes inwards in any case.
     size : float, optional
-        Root mean square of a typical signal, the unit in which steps of u are measured; that of the start by default,
-        1 where it is 0.
+        Root mean square of a typical signal, the unit of steps of u; that of the start by default, 1 where it is 0.
     step, longest : float
         First and longest step, in the norm in which the range of the parameter and the size of u are 1.
     most : int
         Steps.
     k : int
-        Eigenvalues that are kept.
+        How many eigenvalues are kept.
     rtol : float, optional
         Of the residuals; see `find_equilibrium`.
 

@@ -52,19 +52,19 @@ class Cycle(Brief):
     t : array of shape (T,)
         Times from 0 to the period.
     u : array of shape (T, ...)
-        The signal at each of them.
+        The signal at these times.
     multipliers : array of shape (k,), complex
         Floquet multipliers by decreasing modulus, without those that are 1 in any case: along the cycle, for what the
         flow conserves and for translations.
     verdict : {'stable', 'unstable', 'cannot tell'}
-        Whether all moduli are below 1 by more than the error, or one is above it by more.
+        Whether all moduli are below 1 by more than the error, or one is above 1 by more.
     error : float
-        How far the multipliers that are 1 in any case are from 1 as they were computed.
+        How far from 1 the multipliers were found that have to be 1.
     residual : float
         |u(period) - u(0)| over the root mean square of the deviation of the cycle from its mean.
     iterations : int
     success : bool
-        Whether the residual is within the tolerance, and the cycle is no equilibrium.
+        Whether the residual is within `rtol`, and the cycle is no equilibrium.
     message : str
     """
 
@@ -102,9 +102,9 @@ def find_cycle(
     start : array
         Near the cycle: from a Hopf point ``point.cycle(amplitude)`` gives it with the period.
     period : float, optional
-        Near the period. By default the time after which the flow comes back to where it is after `settle`.
+        Near the period; by default the time after which the flow comes back to where it is after `settle`.
     settle : float
-        Time for which the flow is followed first, so that it comes near a stable cycle.
+        Time for which the flow is followed first, to come near a stable cycle.
     rtol : float
         Of the residual.
     maxiter : int

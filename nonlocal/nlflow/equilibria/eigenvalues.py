@@ -23,18 +23,18 @@ _DIGITS = 1e-11  # residual of an iteration, relative to the Jacobian
 
 @dataclass(frozen=True, repr=False)
 class Stability(Brief):
-    """What the Jacobian at an equilibrium says of the flow near it, neutral directions left out.
+    """What the Jacobian at an equilibrium says of the flow near it.
 
-    In neutral directions it may be moved and stays an equilibrium: what the flow conserves, translations.
+    Neutral directions are left out: those of what the flow conserves, and translations.
 
     Attributes
     ----------
     verdict : {'stable', 'unstable', 'cannot tell'}
-        Whether all real parts are below 0 by more than the error, or one is above it by more.
+        Whether all real parts are below 0 by more than the error, or one is above 0 by more.
     margin : float
-        Less the largest real part: the rate at which a stable equilibrium is approached; below 0 where it is unstable.
+        Minus the largest real part: the rate at which a stable equilibrium is approached.
     error : float
-        What the largest real part is off by, an estimate; a bound for a self-adjoint Jacobian.
+        Of the largest real part: an estimate, for a self-adjoint Jacobian a bound.
     unstable : int
         How many eigenvalues have positive real parts, beyond 600 unknowns of those that were computed.
     eigenvalues : array of shape (k,), complex
@@ -42,9 +42,9 @@ class Stability(Brief):
     vectors : array of shape (k, ...), complex
         Their eigenvectors, shaped like the signal; root mean square 1.
     residuals : array of shape (k,)
-        |J v - mu v|, for root mean square 1.
+        Root mean square of J v - mu v.
     neutral : int
-        Directions that were left out.
+        How many directions were left out.
     symmetric : bool
         Whether the Jacobian is self-adjoint in the flow's measure.
     residual : float

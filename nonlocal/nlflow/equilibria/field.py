@@ -49,10 +49,10 @@ class Variances(Brief):
     Attributes
     ----------
     value, lower, upper : array of shape ``domain.shape``
-        `lower` and `upper` are the ends of a pointwise 95 % interval; for exact methods of what rounding may have done.
+        `lower` and `upper` are the ends of a pointwise 95 % interval; for exact methods they bound rounding.
     method : {'transform', 'dense', 'samples'}
     samples : int
-        How many signals were drawn; 0 for exact methods.
+        Signals drawn; 0 for exact methods.
     """
 
     value: Floats
@@ -63,13 +63,13 @@ class Variances(Brief):
 
     @property
     def exact(self) -> bool:
-        """Whether nothing was estimated."""
+        """Whether the method is exact."""
         return self.samples == 0
 
 
 @dataclass(frozen=True, repr=False)
 class Band(Brief):
-    """A credible band: where a signal of the field lies with some probability.
+    """A credible band, where a signal of the field lies with the probability `level`.
 
     Attributes
     ----------
@@ -79,7 +79,7 @@ class Band(Brief):
     factor : float
         Half the width of the band in standard deviations.
     simultaneous : bool
-        Whether the whole signal lies within the band with that probability, rather than each node by itself.
+        Whether that is the probability of the whole signal, and not of each node.
     """
 
     lower: Array
@@ -101,12 +101,12 @@ class GaussianField:
     Parameters
     ----------
     energy : E
-        With a fidelity > 0 at some nodes at least; one number, or one for each node.
+        With a fidelity of one number, or one for each node, > 0 somewhere.
     beta : float, optional
         Inverse temperature; 1 by default.
     sigma : float, optional
-        In place of beta: the standard deviation of the noise in the observed signal, the same at all nodes.
-        beta = 1 / (sigma^2 m lambda), for which m lambda has to be one number, as on grids.
+        In place of beta: the standard deviation of the noise in the observed signal, beta = 1 / (sigma^2 m lambda), if
+        m lambda is the same at all nodes, as on grids.
 
     Attributes
     ----------
@@ -116,8 +116,8 @@ class GaussianField:
     Raises
     ------
     InputError
-        For J, a fidelity of 0 everywhere, a fidelity that mixes channels, a batch, and a sigma where noise differs
-        between nodes.
+        For J, a fidelity of 0 on a whole component of the graph, a fidelity that mixes channels, a batch, and a sigma
+        where noise differs between nodes.
 
     Examples
     --------
@@ -186,7 +186,7 @@ class GaussianField:
         method : {'auto', 'root', 'perturbed'}
             - ``root``: u* + A^-1/2 z / sqrt(beta), z of variance 1 / m_i at each node, to 1e-6.
             - ``perturbed``: the minimizer of E with noise put on each edge of J and on each observed value
-              (Papandreou and Yuille 2010). For NumPy affinities whose edges are listed (dense, stencil, sparse) and a
+              (Papandreou and Yuille 2010), for NumPy affinities whose edges are listed (dense, stencil, sparse) and a
               fidelity > 0 at all nodes.
             - ``auto``: the root; where that does not reach 1e-6, perturbed.
 
@@ -263,7 +263,7 @@ class GaussianField:
     # ---- variances and bands
 
     def variance(self, *, method: str = "auto", samples: int = 200, rng: Any = 0) -> Variances:
-        """Return the variance of each node, that of all channels, with an interval.
+        """Return the variance of each node, the same for all channels, with an interval.
 
         Parameters
         ----------
@@ -369,11 +369,11 @@ class GaussianField:
         level : float
             In (0, 1).
         simultaneous : bool
-            Whether the whole signal, each channel by itself, is to lie within the band with that probability.
+            Whether the whole signal is to lie within the band with that probability, each channel by itself.
         samples : int
-            Drawn for a simultaneous band.
+            Signals drawn for a simultaneous band.
         variances : Variances, optional
-            Of `variance`, where they are known already.
+            From `variance`.
         rng : seed or numpy.random.Generator
         """
         from scipy.special import ndtri
@@ -400,13 +400,7 @@ class GaussianField:
     def log_determinant(
         self, *, method: str = "auto", samples: int = 16, averages: int = 100, rng: Any = 0
     ) -> Estimate:
-        """Return the logarithm of the determinant of the precision of one channel, beta diag(m) A.
-
-        Parameters
-        ----------
-        method, samples, averages, rng
-            As of `trace_of`.
-        """
+        """Return log det(beta diag(m) A), of the precision of one channel; for the arguments see `trace_of`."""
         sums = spectral_sums(self.flow, method=method, samples=samples, averages=averages, rng=rng, gap=True)
         found = sums.trace(np.log)
         apart = math.log(self.flow.spectral_bounds()[0]) if is_aside(self.flow) else 0.0
@@ -416,13 +410,8 @@ class GaussianField:
     def log_evidence(self, *, method: str = "auto", samples: int = 16, averages: int = 100, rng: Any = 0) -> Estimate:
         """Return the restricted log marginal likelihood of the observed signal, its mean being left free.
 
-        To compare fidelities, widths and graphs for the same f: higher is better (Patterson and Thompson 1971, doi
-        10.1093/biomet/58.3.545). Channels are added up.
-
-        Parameters
-        ----------
-        method, samples, averages, rng
-            As of `log_determinant`.
+        It compares fidelities, widths and graphs for the same f; higher is better (Patterson and Thompson 1971, doi
+        10.1093/biomet/58.3.545). Channels are added up. For the arguments see `trace_of`.
 
         Raises
         ------

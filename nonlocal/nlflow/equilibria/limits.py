@@ -52,10 +52,7 @@ class Equilibrium(Minimizer):
 
 
 class System:
-    """r (I - P) u + phi u = phi f at free nodes, centred and scaled.
-
-    phi (N, 1) is 0 at nodes that are not free; f (N, D) is the observed signal, or the values that are held.
-    """
+    """r (I - P) u + phi u = phi f at free nodes, centred and scaled; phi (N, 1) is 0 at the others."""
 
     def __init__(self, flow: LinearFlow, like: Array) -> None:
         self.flow, self._like = flow, like
@@ -185,8 +182,8 @@ def equilibrium(
     flow : GradientFlow or AttentionFlow
         Frozen.
     start : array, optional
-        u(0); needed without fidelity, no part of the answer with one, unless the metric conserves the mean, that of f
-        by default.
+        u(0), needed without fidelity. With one only its mean counts, and only if the metric conserves it; that of f by
+        default.
     method : {'auto', 'direct', 'iterative'}
         Direct: the whole matrix, O(N^2) memory and O(N^3) time. Iterative: conjugate gradients where P is symmetric,
         GMRES otherwise. ``auto`` takes the direct one up to 1000 nodes for a P that is not symmetric, where the

@@ -160,17 +160,16 @@ def find_equilibrium(
 ) -> Equilibrium:
     """Return a signal at which a flow is at rest, du/dt = 0, near a start; stable or not.
 
-    Newton's method with steps that are shortened until |du/dt| falls; where that comes to no end, pseudo-transient
-    continuation, implicit Euler steps that grow (Kelley and Keyes 1998, doi 10.1137/S0036142996304796). The Jacobian is
-    a matrix up to 600 unknowns; beyond, GMRES solves with it. What the flow conserves keeps the value that it
-    has at the start.
+    Newton's method with steps that are shortened until |du/dt| falls; where it fails, pseudo-transient continuation by
+    implicit Euler steps that grow (Kelley and Keyes 1998, doi 10.1137/S0036142996304796). The Jacobian is a matrix up
+    to 600 unknowns; beyond, GMRES solves with it. What the flow conserves stays as it is at the start.
 
     Parameters
     ----------
     flow : Flow
         Any whose velocity depends on the signal alone; a kernel may be evolving, with ``every`` = 1.
     start : array
-        Where the search begins; at nodes with a constraint its values count.
+        At nodes with a constraint the values of the constraint count.
     method : {'auto', 'newton', 'transient'}
     rtol : float, optional
         |du/dt| relative to the size of what cancels in it (`Flow.tension`, or |J u|), or to a thousandth of that size
@@ -182,7 +181,7 @@ def find_equilibrium(
     -------
     Equilibrium
         ``success`` says that the residual of ``u`` is within `rtol`, and that one more Newton step would move it by
-        less than 10^4 times that, relative to its size: a front that hardly moves has a small residual too.
+        less than 10^4 rtol of its size: a front that hardly moves has a small residual too.
 
     Raises
     ------
@@ -266,17 +265,16 @@ class Deflation:
 def find_equilibria(
     flow: Flow, starts: Any, *, most: int = 20, rtol: float | None = None, maxiter: int = 100
 ) -> list[Equilibrium]:
-    """Return several equilibria of a flow, by deflation of those that are known; there may be others.
+    """Return several equilibria of a flow; there may be others.
 
-    From each start Newton's method is run again and again on du/dt times prod_k (|u - u_k|^-2 + 1), so that it ends at
-    another one (Farrell, Birkisson and Funke 2015, doi 10.1137/140984798).
+    From each start Newton's method is run again and again on du/dt times prod_k (|u - u_k|^-2 + 1), with the u_k found
+    before (Farrell, Birkisson and Funke 2015, doi 10.1137/140984798).
 
     Parameters
     ----------
     flow, rtol, maxiter
         As in `find_equilibrium`.
     starts : array, or sequence of arrays
-        One signal, or several.
     most : int
         Equilibria after which it ends.
 

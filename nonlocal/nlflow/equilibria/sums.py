@@ -30,7 +30,7 @@ Function = Callable[[Floats], Floats]
 
 @dataclass(frozen=True)
 class Estimate:
-    """A number that was computed, or estimated from random vectors.
+    """A number, exact or estimated from random vectors.
 
     Attributes
     ----------
@@ -39,7 +39,7 @@ class Estimate:
         Half the width of its 95 % interval; 0 for exact methods.
     method : {'transform', 'dense', 'lanczos'}
     averages : int
-        Averages that it took, those of a whole matrix apart.
+        Averages taken, without those that form a matrix.
     """
 
     value: float
@@ -49,7 +49,7 @@ class Estimate:
 
     @property
     def exact(self) -> bool:
-        """Whether nothing was estimated."""
+        """Whether the method is exact."""
         return self.method != "lanczos"
 
 
@@ -77,9 +77,9 @@ class ExactSums:
     values : array of shape (K,)
         Eigenvalues, without that of constants where these are an eigenvector.
     counts : array of shape (K,)
-        How many eigenvectors each has.
+        Their multiplicities.
     power : array of shape (K,)
-        What the signal has of them: the sum of squares, in the measure and over channels.
+        The sum of squares of the signal's parts, in the measure and over channels.
     method : {'transform', 'dense'}
     """
 
@@ -90,11 +90,10 @@ class ExactSums:
     averages: int = 0
 
     def trace(self, g: Function) -> Estimate:
-        """Return the sum of g over all eigenvalues but that of constants, if they are an eigenvector."""
         return Estimate(float(self.counts @ g(self.values)), 0.0, self.method, self.averages)
 
     def form(self, g: Function) -> tuple[float, float]:
-        """Return <f, g(A) f> and what the quadrature leaves open, channels added up; without the mean as in `trace`."""
+        """Return <f, g(A) f>, channels added up, without the mean, and what the quadrature leaves open."""
         return float(self.power @ g(self.values)), 0.0
 
 
@@ -135,17 +134,17 @@ def trace_of(
     averages: int = 100,
     rng: Any = 0,
 ) -> Estimate:
-    """Return the trace of g(A), the sum of g over all eigenvalues of A, exact or with an error.
+    """Return the trace of g(A), the sum of g over all eigenvalues of A.
 
     Parameters
     ----------
     L, function, metric
-        As of `nlflow.flows.function_of`.
+        See `nlflow.flows.function_of`.
     method : {'auto', 'transform', 'dense', 'lanczos'}
         Exact by a transform or from all eigenvalues (``auto``: up to 2000 unknowns); else stochastic Lanczos
         quadrature (Ubaru, Chen and Saad 2017, doi 10.1137/16M1104974).
     samples : int
-        Random vectors of signs. The error falls like one over the root of their number.
+        Random vectors of signs; the error falls as 1 / sqrt(samples).
     averages : int
         Steps of Lanczos iteration.
     rng : seed or numpy.random.Generator
@@ -184,10 +183,7 @@ def trace_of(
 def spectral_sums(
     flow: LinearFlow, f: Array | None = None, *, method: str, samples: int, averages: int, rng: Any, gap: bool = False
 ) -> Sums:
-    """Return sums over the spectrum of A of a symmetric flow.
-
-    `f` is the signal of `form`, `gap` whether g has no value at 0.
-    """
+    # `f` is the signal of `form`, `gap` whether g has no value at 0.
     if flow.affinity.domain.leading:
         raise InputError("affinity: got that of a batch, expected one item; take affinity.item(...)")
     check_choice("method", method, METHODS)
@@ -208,10 +204,7 @@ def check_estimates(samples: Any, averages: Any, rng: Any) -> tuple[int, int, np
 
 
 def observed_sums(energy: E, strength: Floats) -> tuple[ExactSums, Floats]:
-    """Return sums over the spectrum of J between nodes with a fidelity, in the fidelity's measure, and it; O(N^3).
-
-    The other nodes are where they make J least: the spectrum is that of the Schur complement.
-    """
+    """Return sums over the spectrum of J between observed nodes, a Schur complement, and their measure; O(N^3)."""
     flow = symmetric_flow(J(energy.given), energy.measure)
     seen = strength.ravel() > 0
     size = int(seen.size)
