@@ -368,6 +368,8 @@ def test_bad_arguments() -> None:
     ):  # fmt: skip
         with pytest.raises(InputError, match=f"^{name}: got"):
             nonlocal_tv(image, **{"sigma": 1.0, name: value})
+    with pytest.raises(InputError, match=r"^image: got 3 axes of space .* denoise a volume slice by slice"):
+        nonlocal_tv(np.zeros((9, 9, 9)), 1.0)
     with pytest.raises(InputError, match=r"^image: got 1 NaN"):
         nonlocal_tv(np.where(image == image.max(), np.nan, image), sigma=1.0)
     with pytest.raises(MemoryLimitError):

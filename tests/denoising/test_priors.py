@@ -292,6 +292,8 @@ def test_resolvent_is_the_proximal_map(spacing: float) -> None:
         Resolvent(k)(CLEAN, 0.0)
     with pytest.raises(InputError, match="u: got complex values"):
         Resolvent(k)(CLEAN + 1j, 0.3)
+    with pytest.raises(InputError, match=r"u: got shape \(5,\)"):
+        Resolvent(k)(CLEAN[:5], 0.3)
     with pytest.raises(NumericalError, match="strength: residual"):
         Resolvent(k, rtol=1e-30)(CLEAN, 0.3)
 

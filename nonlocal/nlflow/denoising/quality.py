@@ -34,8 +34,8 @@ def _decibels(power: float, error: float) -> float:
 def psnr(clean: Array, estimate: Array) -> float:
     """Return the peak signal-to-noise ratio in decibels, ``10 log10(peak² / mean((clean - estimate)²))``.
 
-    The peak is the range of the dtype of `clean` for unsigned integers, and otherwise of its values. Infinite for equal
-    arrays.
+    The peak is the largest number of the dtype of `clean` for unsigned integers, otherwise the range of its values.
+    Infinite for equal arrays.
     """
     error = _mean_squared_error(clean, estimate)
     return _decibels(_peak(clean) ** 2, error)
@@ -50,7 +50,7 @@ def snr(clean: Array, estimate: Array) -> float:
 def ssim(clean: Array, estimate: Array, channel_axis: int | None = None) -> float | None:
     """Return the structural similarity in windows of 7 × 7 pixels (Wang et al. 2004, doi 10.1109/TIP.2003.819861).
 
-    None for smaller images, and where the peak of `psnr`, which is the range of the data, is 0.
+    The range of the data is the peak of `psnr`. None for smaller images, and where that is 0.
     """
     _mean_squared_error(clean, estimate)
     sides = [size for axis, size in enumerate(clean.shape) if channel_axis is None or axis != channel_axis % clean.ndim]

@@ -13,7 +13,7 @@ from nlflow.affinities import Affinity, affinity
 from nlflow.denoising.noise import estimate_sigma
 from nlflow.domains import Grid
 from nlflow.domains.samples import as_signal, check_scale, finish, range_of
-from nlflow.errors import check_integer, check_number, checked_call
+from nlflow.errors import InputError, check_integer, check_number, checked_call
 from nlflow.functionals.variational import primal_dual
 from nlflow.functionals.variational.certificate import NO_EDGES, CertifiedMinimizer
 from nlflow.functionals.variational.jp import Jp
@@ -48,11 +48,11 @@ def nonlocal_tv(
     return_info: bool = False,
     memory_limit: float | None = None,
 ) -> Any:
-    """Denoise an image or a 1-D signal by nonlocal total variation on the graph of its patches.
+    """Denoise an image or a signal by nonlocal total variation on the graph of its patches.
 
-    Minimizes E_1(u) = J_1(u) + fidelity/2 sum_i |u_i - f_i|^2 (`Ep` with p = 1) with the patch kernel of the slightly
-    smoothed input, in units of the noise (Gilboa and Osher 2008, doi 10.1137/070698592). An input of so few samples
-    that the graph has no edges comes back unchanged.
+    It minimizes E_1(u) = J_1(u) + fidelity/2 sum_i |u_i - f_i|^2 (`Ep` with p = 1) with the patch kernel of the
+    slightly smoothed input, in units of the noise (Gilboa and Osher 2008, doi 10.1137/070698592). Where the graph has
+    no edges, the input comes back unchanged.
 
     Parameters
     ----------
@@ -61,26 +61,26 @@ def nonlocal_tv(
     sigma : float, optional
         Standard deviation of the noise in the units of the input; estimated by `estimate_sigma` by default.
     fidelity : float, optional
-        lambda in units of the noise; chosen by the discrepancy by default.
+        > 0, in units of the noise; chosen for the `residual` by default.
     residual : float
-        What the fidelity is chosen for, where it is not given: the root mean square of u - f, in units of sigma. 1 is
-        the discrepancy principle of Morozov, |u - f|^2 = N sigma^2.
+        The root mean square of u - f, in units of sigma, for which a fidelity that is not given is chosen. 1 is the
+        discrepancy principle of Morozov, |u - f|^2 = N sigma^2.
     isotropic : bool
-        One norm a pixel (`Jp`); otherwise one an edge.
+        True for one norm a pixel (`Jp`), False for one an edge.
     channel_axis : int, optional
     patch_size, search_radius : int
-        Of the patch kernel; the graph has up to (2 search_radius + 1)^2 - 1 edges a pixel.
+        Of the patch kernel. The graph has up to (2 r + 1)^n - 1 edges a node along n axes.
     rtol : float
         Relative duality gap at which iterations stop.
     maxiter : int
-        Iterations for each fidelity that is tried.
+        Most iterations for each fidelity that is tried.
     preserve_range : bool
-        As `denoise`.
+        As in `denoise`.
     return_info : bool
-        Return ``(result, found, fidelity)`` with the `CertifiedMinimizer` in units of the noise (in those of the input
-        where that has no noise to remove).
+        Return ``(result, found, fidelity)`` with the `CertifiedMinimizer`, whose u is in units of the noise, less the
+        mean (the input itself where there is no noise to remove).
     memory_limit : float, optional
-        Bytes.
+        Bytes; half of the physical memory by default.
 
     Returns
     -------
@@ -90,9 +90,9 @@ def nonlocal_tv(
     Raises
     ------
     InputError
-        For NaN, infinite and complex values, wrong shapes, and parameters out of range; for wide integers as `denoise`.
+        For NaN, infinite and complex values, volumes, and parameters out of range; for wide integers as `denoise`.
     MemoryLimitError
-        When the graph does not fit the limit: about 50 bytes an edge in float32.
+        When the graph does not fit the limit: about 50 bytes an edge in float32, 70 in float64.
 
     Examples
     --------
@@ -104,6 +104,9 @@ def nonlocal_tv(
     True
     """
     signal, restore = as_signal(image, channel_axis)
+    if signal.ndim > 3:
+        raise InputError(f"image: got {signal.ndim - 1} axes of space (shape {np.shape(image)}), expected one or two, a "
+                         "signal or an image; denoise a volume slice by slice, or give channel_axis")  # fmt: skip
     check_scale(image, preserve_range)
     sigma = estimate_sigma(image, channel_axis=channel_axis) if sigma is None else sigma
     sigma = check_number("sigma", sigma, minimum=0, hint="the noise in the units of the input")

@@ -14,18 +14,17 @@ Base: Any = base("deepinv.models", "Denoiser", "pip install deepinv")
 
 
 class Denoiser(Base):
-    """`nlflow.denoise` as a denoiser of deepinv, for its plug-and-play and RED loops.
+    """`nlflow.denoise` as a denoiser of deepinv.
 
     Parameters
     ----------
     quality : {'fast', 'balanced', 'best', 'pixels'}
     **options
-        As `nlflow.denoise` takes them, other than ``channel_axis``.
+        As `nlflow.denoise` takes them, but ``channel_axis``.
 
     Notes
     -----
-    On another device than the CPU, and where a gradient is required, tensors are denoised as tensors, with derivatives
-    for groups held still; `nlflow.denoise` says what is refused then, such as ``separate``.
+    Off the CPU, and where a gradient is required, `nlflow.denoise` gets tensors, for which it refuses more: see there.
 
     Examples
     --------
@@ -47,7 +46,7 @@ class Denoiser(Base):
         ----------
         x : torch.Tensor of shape (B, C, H, W), or (B, C, D, H, W) for volumes
         sigma : float or torch.Tensor of shape (B,)
-            Standard deviation of the noise, in the units of `x`; 0 for none, with which an item comes back as it is.
+            Standard deviation of the noise, in the units of `x`; an item with 0 comes back as it is.
         """
         import torch
 

@@ -1,4 +1,4 @@
-"""Functions that stand for a prior."""
+"""Denoisers as priors."""
 
 from __future__ import annotations
 
@@ -30,10 +30,7 @@ _OPTIONS = ("channel_axis", "axes", "spacing", "mask", "keep", "preserve_range",
 
 
 def base(module: str, name: str, install: str) -> Any:
-    """Return a class to derive an adapter from, which cannot be instantiated where its package is missing.
-
-    So adapters can be imported, and documented, without it.
-    """
+    """Return a class to derive an adapter from; without its package no instance can be made."""
     try:
         return getattr(importlib.import_module(module), name)
     except ImportError as error:
@@ -53,12 +50,12 @@ class Denoiser:
     ----------
     quality : {'fast', 'balanced', 'best', 'pixels'}
     **options
-        As `denoise` takes them, such as ``channel_axis`` and ``axes``.
+        Of `denoise`, but ``noise``, ``return_info`` and ``progress``.
 
     Raises
     ------
     InputError
-        For other keywords, ``noise`` and ``return_info`` among them.
+        For other keywords.
 
     Examples
     --------
@@ -78,7 +75,7 @@ class Denoiser:
         self.options = options
 
     def __call__(self, u: Any, strength: Any, **more: Any) -> Any:
-        """Return ``denoise(u, strength)``, the same bits; `more` are options for this call."""
+        """Return ``denoise(u, strength)``; `more` are options for this call."""
         return denoise(u, strength, quality=self.quality, **{**self.options, **more})
 
     def __repr__(self) -> str:
@@ -86,7 +83,7 @@ class Denoiser:
 
 
 class Resolvent:
-    """The filter (I + s^2 w L)^-1 of a frozen kernel: for nodes of weight w = 1 an implicit Euler step of the J-flow.
+    """The filter (I + s^2 w L)^-1 of a frozen kernel, an implicit Euler step of the J-flow for node weights w = 1.
 
     It is the proximal map of s^2 J in the norm without weights, linear and symmetric with eigenvalues in (0, 1].
 
@@ -100,7 +97,7 @@ class Resolvent:
     Raises
     ------
     NumericalError
-        When it is called, and a system is not solved to `rtol`.
+        From a call whose system is not solved to `rtol`.
     """
 
     def __init__(self, affinity: Affinity, *, rtol: float | None = None) -> None:
@@ -108,9 +105,9 @@ class Resolvent:
         self.rtol = rtol
 
     def __call__(self, u: Array, strength: float) -> Array:
-        """Return (I + s^2 w L)^-1 u, in the precision of the affinity."""
+        """Return (I + s^2 w L)^-1 u in the dtype of the affinity, float64 where it has none."""
         strength = check_number("strength", strength, minimum=0, strict=True)
-        u = check_floats("u", u).astype(self.affinity.dtype or np.float64, copy=False)
+        u = self.affinity.check_signal("u", check_floats("u", u).astype(self.affinity.dtype or np.float64, copy=False))
         weights = np.asarray(self.affinity.domain.weights)
         fidelity = np.broadcast_to(1 / (strength**2 * weights), self.affinity.domain.shape).astype(u.dtype)
         found = E(self.affinity, u, fidelity).minimizer(rtol=self.rtol, start=u)

@@ -39,13 +39,13 @@ class Average(_OnSignals):
     Parameters
     ----------
     affinity : Affinity
-        Of NumPy features. One that is not symmetric needs a method that knows its transpose, such as ``dense``;
-        ``nufft`` is not exact enough for the dot test.
+        Of NumPy features. If it is not symmetric, its method must know the transpose, as ``dense`` does; ``nufft``
+        fails the dot test.
 
     Raises
     ------
-    InputError, NumericalError
-        For others, and where the dot test fails.
+    InputError
+        For torch features, and when the dot test fails.
     """
 
     def _matvec(self, x: Any) -> NDArray[Any]:

@@ -19,15 +19,15 @@ Base: Any = base("pyproximal", "ProxOperator", install_command("pyproximal"))
 class Prior(Base):
     """The prior of `nlflow.denoise` as a proximal operator, for the solvers of PyProximal.
 
-    prox of tau R is the denoiser of noise of variance ``weight tau``. R itself is not known, its value is given
-    as 0: solvers that search a step by values cannot be used.
+    The prox of tau R is the denoiser for noise of variance ``weight tau``. R is not known and its value is given as 0,
+    so that solvers with a line search do not work.
 
     Parameters
     ----------
     dims : int or tuple of int
         Shape of the signals, which PyProximal holds as vectors.
     weight : float
-        Of R, > 0.
+        Of the prior, > 0.
     quality : {'fast', 'balanced', 'best', 'pixels'}
     **options
         As `nlflow.denoise` takes them.
@@ -45,12 +45,12 @@ class Prior(Base):
         self.denoiser = denoisers.Denoiser(quality, **options)
 
     def __call__(self, x: Any) -> float:
-        """Return 0: the prior's value is not known."""
+        """Return 0."""
         del x
         return 0.0
 
     def prox(self, x: Any, tau: Any) -> NDArray[Any]:
-        """Return ``denoise(x, sqrt(weight tau))`` as a vector, the same bits."""
+        """Return ``denoise(x, sqrt(weight tau))`` as a vector."""
         tau = check_number("tau", tau, minimum=0, strict=True)
         if np.size(x) != math.prod(self.dims):
             raise InputError(f"x: got {np.size(x)} samples, expected {math.prod(self.dims)}, those of {self.dims}")

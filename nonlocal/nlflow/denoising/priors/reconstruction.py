@@ -37,7 +37,7 @@ _LARGEST = 1e3  # times the size of the first estimate, beyond which a loop has 
 
 @dataclass(frozen=True)
 class Reconstruction:
-    """What a loop of reconstruction came to.
+    """The result of `reconstruct`.
 
     Attributes
     ----------
@@ -49,11 +49,11 @@ class Reconstruction:
         ``finished`` (the schedule), ``stopped`` (a fixed point), ``not converged``, ``diverged``, ``step failed`` or
         ``interrupted``.
     message : str
-        What happened and, where it failed, what to change.
+        How the loop ended and, where it failed, what to change.
     iterations : int
     strength, change, misfit : array of shape (iterations,)
-        Of each iteration: the denoiser's strength; by how much the state of the loop changed, relative to its size;
-        and |A u - f| / (sigma sqrt(M)) of its estimate, 1 where the residual is as large as the noise.
+        Of each iteration: the denoiser's strength; the change of the loop's state, relative to its size; and
+        |A u - f| / (sigma sqrt(M)) for M data, which is about 1 if the residual is noise.
     """
 
     u: Array
@@ -130,26 +130,24 @@ class _Problem:
 
 
 def half_quadratic(problem: _Problem, z: Array, strength: float) -> tuple[Array, Array]:
-    """Fit the data near z, then denoise; the state is z."""
+    """Fit the data near z, then denoise."""
     z = problem.denoise(problem.near(z, strength), strength)
     return z, z
 
 
 def douglas_rachford(problem: _Problem, v: Array, strength: float) -> tuple[Array, Array]:
-    """Denoise, then fit the data near the reflection; the state is v = x + y, y the multiplier of ADMM."""
+    """Denoise, then fit the data near the reflection; in ADMM the state v is x plus the multiplier."""
     z = problem.denoise(v, strength)
     return v + problem.near(2 * z - v, strength) - z, z
 
 
 def forward_backward(problem: _Problem, u: Array, strength: float) -> tuple[Array, Array]:
-    """The state is u."""
     length = strength**2 / (problem.weight * problem.sigma**2)
     u = problem.denoise(u - length * problem.slope(u), strength)
     return u, u
 
 
 def red(problem: _Problem, x: Array, strength: float) -> tuple[Array, Array]:
-    """The state is x."""
     x = problem.near(problem.denoise(x, strength), strength)
     return x, x
 
@@ -180,15 +178,15 @@ def reconstruct(
 ) -> Reconstruction:
     """Reconstruct a signal u from f = A u + noise, with a denoiser as the prior (plug-and-play, or RED).
 
-    A denoiser D of strength s is taken for the proximal map of s^2 R, where R is the prior's energy. Each method is one
-    for |A u - f|^2 / (2 sigma^2) + mu R(u), mu being the `weight`, with this map in place of the one of R:
+    Methods that minimize |A u - f|^2 / (2 sigma^2) + mu R(u), mu being the `weight`, take the denoiser D of strength s
+    for the proximal map of s^2 R:
 
     ``hqs``
         Half-quadratic splitting. x = argmin |A x - f|^2 / (2 sigma^2) + mu |x - z|^2 / (2 s^2), then z = D(x); the
-        estimate is z. With a strength that falls it is the plug-and-play of Zhang et al. 2021.
+        estimate is z. With falling strengths it is the method of Zhang et al. 2021.
     ``admm``
         z = D(v), x as above near 2 z - v, and v + x - z in place of v (Douglas-Rachford, which is ADMM in another
-        variable); the estimate is z. The change is |x - z|.
+        variable); the estimate is z.
     ``forward-backward``
         D(u - s^2 / (mu sigma^2) A'(A u - f)), which needs s^2 |A|^2 < 2 mu sigma^2.
     ``red``
@@ -208,19 +206,19 @@ def reconstruct(
         `Resolvent`.
     method : {'hqs', 'admm', 'forward-backward', 'red'}
     strength : float or sequence of float, optional
-        Of the noise that the denoiser takes out, in the units of the signal. A number: iterate to a fixed point. A
-        sequence, such as ``numpy.geomspace(50, 2, 8)``: a schedule, one iteration each. By default a schedule of 8,
-        from 0.8 of the signal's standard deviation, roughly estimated, to sigma / |A|; for ``forward-backward`` the
-        number sigma sqrt(mu) / |A|, half of what is allowed in s^2.
+        Of the noise that the denoiser removes, in the units of the signal. A number means iterations to a fixed point;
+        a sequence, such as ``numpy.geomspace(50, 2, 8)``, is a schedule with an iteration for each. By default a
+        schedule of 8, from 0.8 of the estimated standard deviation of the signal down to sigma / |A|; for
+        ``forward-backward`` the number sigma sqrt(mu) / |A|.
     weight : float
         mu > 0: larger for smoother results.
     start : array, optional
         First estimate; the constant that fits the data best by default.
     maxiter : int
-        Iterations at most, with one strength.
+        Most iterations with one strength.
     rtol : float
         With one strength the loop stops when an iteration changes its state by at most this share of its size. Linear
-        systems are solved to a tenth of it, relative to the change that they make.
+        systems are solved to a tenth of `rtol`.
     progress : bool
         Progress bar on stderr.
 
@@ -233,7 +231,9 @@ def reconstruct(
     ------
     InputError
         For data of another shape, NaN or infinity, sigma, strength or weight <= 0, and a denoiser that returns another
-        shape or complex numbers; `StabilityError` for a strength beyond the limit of ``forward-backward``.
+        shape or complex numbers.
+    StabilityError
+        For a strength beyond the limit of ``forward-backward``.
 
     Notes
     -----
@@ -241,10 +241,10 @@ def reconstruct(
     symmetric filter with eigenvalues in (0, 1]: ``admm`` and ``forward-backward`` then minimize the energy above,
     ``red`` that with the envelope of R, and ``hqs`` gives D of what ``red`` does (Combettes and Wajs 2005,
     doi 10.1137/050626090; Lions and Mercier 1979, doi 10.1137/0716071). Nothing of this is known for `nlflow.denoise`,
-    which looks for its groups anew in each call: use a schedule.
+    which finds new groups in each call: use a schedule.
 
     An iteration costs one call of the denoiser and, except for ``forward-backward``, a number of applications of A and
-    A' that grows as |A| s / (sigma sqrt(mu)).
+    A' that grows at most as |A| s / (sigma sqrt(mu)).
 
     References
     ----------

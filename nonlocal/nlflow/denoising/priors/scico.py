@@ -14,7 +14,7 @@ Base: Any = base("scico.functional", "Functional", "pip install scico")
 
 
 class Prior(Base):
-    """The prior of `nlflow.denoise` as a functional of SCICO, in place of its ``BM3D`` and ``DnCNN``.
+    """The prior of `nlflow.denoise` as a functional of SCICO.
 
     ``prox(v, lam)`` takes `lam` for the strength of the noise: in ADMM with penalty rho and the functional
     ``s * Prior()`` it is s / rho.
@@ -34,7 +34,7 @@ class Prior(Base):
         self.denoiser = denoisers.Denoiser(quality, **options)
 
     def prox(self, v: Any, lam: Any = 1.0, **kwargs: Any) -> Any:
-        """Return ``denoise(v, lam)`` as an array of JAX; its first guess ``v0`` is not needed.
+        """Return ``denoise(v, lam)`` as an array of JAX; a first guess ``v0`` is ignored.
 
         Parameters
         ----------
@@ -45,7 +45,7 @@ class Prior(Base):
         Raises
         ------
         InputError
-            For other types of numbers, and other keywords. JAX itself refuses derivatives.
+            For other types of numbers, and other keywords. JAX refuses derivatives.
         """
         import jax
 
