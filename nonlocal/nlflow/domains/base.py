@@ -1,4 +1,4 @@
-"""What all domains share: nodes and quadrature weights."""
+"""The base of domains."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from nlflow.errors import InputError, check_array
 
 
 class Domain:
-    """Base of `Grid`, `Points` and `Batch`: a node shape, nodes and quadrature weights.
+    """Base of `Grid`, `Points` and `Batch`.
 
-    A signal has the axes ``shape`` first, then at most one channel axis; flat node numbers are in C order.
+    A signal has the axes ``shape`` first, then at most one channel axis. Nodes are numbered in C order.
     """
 
     shape: tuple[int, ...]
     leading: tuple[int, ...] = ()
-    """Shape of the batch that the domain is; () for one that is none."""
+    """Shape of the batch; () without one."""
 
     @property
     def item(self) -> Domain:
-        """The domain of one item of a batch; otherwise the domain itself."""
+        """The domain of one item of a batch, else the domain itself."""
         return self
 
     @property
@@ -50,7 +50,7 @@ class Domain:
         raise NotImplementedError  # pragma: no cover - abstract
 
     def check_signal(self, name: str, value: Any) -> Any:
-        """Return a finite floating-point array of shape ``shape`` or ``shape + (D,)``; `InputError` for others."""
+        """Return finite floats of shape ``shape`` or ``shape + (D,)``, or raise `InputError`."""
         array = check_array(name, value, missing="give a fidelity of 0 there" if name == "observed" else "")
         self.check_shape(name, array)
         return array

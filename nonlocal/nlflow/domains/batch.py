@@ -16,7 +16,7 @@ from nlflow.errors import InputError, check_integer
 
 @dataclass(frozen=True, eq=False)
 class Batch(Domain):
-    """Copies of a domain side by side, whose nodes see those of their own copy alone.
+    """Copies of a domain whose nodes see those of their own copy alone.
 
     J is the sum over the items; means are those of each item.
 
@@ -51,7 +51,7 @@ class Batch(Domain):
 
     @property
     def item(self) -> Domain:
-        """Return the domain of one item."""
+        """The domain of one item."""
         return self.one
 
     @property

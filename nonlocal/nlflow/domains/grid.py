@@ -1,4 +1,4 @@
-"""Uniform grids and what lies beyond their edges."""
+"""Uniform grids."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Grid(Domain):
 
     @property
     def cell(self) -> float:
-        """Volume of one cell, which is each node's quadrature weight."""
+        """Volume of one cell, the weight of each node."""
         return math.prod(self.spacing)
 
     @property
@@ -97,9 +97,9 @@ class Grid(Domain):
         return np.full(self.shape, self.cell)
 
     def pad(self, array: NDArray[Any], margin: tuple[int, ...], *, isolated: str | None = None) -> NDArray[Any]:
-        """Extend an array (``shape`` or ``shape + (D,)``) by `margin` nodes on both sides of each axis.
+        """Extend an array by `margin` nodes on both sides of each axis, beyond an isolated boundary by zeros.
 
-        An isolated boundary has zeros, or the `numpy.pad` mode `isolated`.
+        With `isolated` by that mode of `numpy.pad` instead.
         """
         widths = [(m, m) for m in margin] + [(0, 0)] * (array.ndim - len(margin))
         mode = _PAD_MODES[self.boundary]

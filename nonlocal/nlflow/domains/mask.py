@@ -19,22 +19,21 @@ _BLOCK = 2**22  # pairs of which a rule is asked at a time
 
 @dataclass(frozen=True, eq=False)
 class Mask:
-    """Which nodes j a node i sees; k_ij = 0 for the others.
-
-    All that is given holds together, as in ``Mask(causal=True, window=16)``.
+    """Which nodes j a node i sees: those that all parameters let it see; k_ij = 0 for the others.
 
     Parameters
     ----------
     causal : bool
-        Nodes see themselves and those before them, j <= i; k is not symmetric then.
+        Nodes see those with j <= i; k is not symmetric then.
     window : int, optional
-        Nodes see those with abs(i - j) <= window. With ``method='tiled'`` and no rule an average costs O(N window).
+        Nodes see those with abs(i - j) <= window. For torch features, ``method='tiled'`` and no rule an average costs
+        O(N window).
     present : array of bool, shape (N,) or, on a `Batch`, ``leading + (N,)``, optional
-        False at padding, which sees itself alone and is seen by no other node; its features have to be finite. Means
-        over the domain count it.
+        False at padding, which sees itself alone and is seen by no other node. It needs finite features, and counts in
+        means over the domain.
     rule : callable, optional
-        ``rule(i, j)``, elementwise for integer arrays that broadcast (of NumPy or torch, as the features are), True
-        where i sees j. It is asked of all N^2 pairs, block by block.
+        ``rule(i, j)`` for integer arrays that broadcast (of NumPy or torch, as the features are), True where i sees j.
+        It is asked of all N^2 pairs.
 
     Warns
     -----
@@ -75,7 +74,7 @@ class Mask:
             object.__setattr__(self, "present", namespace(self.present).asarray(self.present, copy=True))
 
     def item(self, index: tuple[int, ...], leading: tuple[int, ...]) -> Mask:
-        """Return the mask of one item."""
+        """Return the mask of one item of a batch."""
         if self.present is None:
             return self
         present = namespace(self.present).broadcast_to(self.present, (*leading, self.present.shape[-1]))
@@ -90,7 +89,7 @@ def check_present(present: Array, leading: tuple[int, ...], count: int) -> None:
 
 
 class Sight:
-    """A mask on so many nodes, in the namespace and on the device of the features."""
+    """A mask on `count` nodes, in the namespace and on the device of the features."""
 
     def __init__(self, mask: Mask, leading: tuple[int, ...], count: int, like: Array) -> None:
         self.mask, self.reversed = mask, False

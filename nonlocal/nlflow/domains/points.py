@@ -21,11 +21,11 @@ class Points(Domain):
     Parameters
     ----------
     nodes : array_like of shape (N, m) or (N,)
-        Node positions; a flat array is taken as N points on a line.
+        Positions; a flat array has N points on a line.
     weights : array_like of shape (N,), optional
-        Quadrature weights, all > 0. By default each is ``volume / N``, the Monte-Carlo rule.
+        Quadrature weights > 0; ``volume / N`` by default, the Monte-Carlo rule.
     volume : float, optional
-        Total volume when no weights are given, 1 by default.
+        In place of weights: their sum.
     """
 
     positions: Floats

@@ -1,4 +1,4 @@
-"""Signals, images and volumes as denoising computes with them."""
+"""Samples of signals, images and volumes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def check_axis(ndim: int, channel_axis: Any) -> int | None:
 
 
 def as_signal(image: Any, channel_axis: int | None, missing: str = "", name: str = "image") -> tuple[NDArray[Any], Any]:
-    """Return the input as (..., C) in its computing precision, and a function that gives a result its shape."""
+    """Return the input as floats (..., C), and a function that gives a result the input's axes."""
     array = check_array(name, image, missing=missing)
     if not isinstance(array, np.ndarray):
         raise InputError(f"{name}: got {type(array).__name__}, expected a NumPy array; convert it (.cpu().numpy())")
@@ -49,7 +49,7 @@ def as_signal(image: Any, channel_axis: int | None, missing: str = "", name: str
 
 
 def check_scale(image: Any, preserve_range: bool) -> None:
-    """Refuse wide integers that hold the values of narrow ones if `finish` would divide them by their range."""
+    """Refuse wide integers with the values of narrow ones, which `finish` would divide by their range."""
     # Lists of whole numbers are such: NumPy makes int64 of them, whose range is 2^63.
     array = image.compressed() if isinstance(image, np.ma.MaskedArray) else np.asarray(image)
     if preserve_range or array.dtype.kind not in "iu" or array.dtype.itemsize <= 2 or array.size == 0:
@@ -133,7 +133,7 @@ def variance_of(values: NDArray[Any]) -> float:
 
 
 def is_ruled(values: NDArray[Any]) -> bool:
-    """Tell whether numbers are in equal steps, as a scale or an index is; fewer than 8 are not."""
+    """Tell whether at least 8 numbers are in equal steps, as those of a scale or an index."""
     if len(values) < _EVEN or not np.isfinite(values).all():
         return False
     steps = np.diff(np.asarray(values, np.float64))

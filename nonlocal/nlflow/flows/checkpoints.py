@@ -1,4 +1,4 @@
-"""What a checkpoint holds, and which problem it belongs to."""
+"""What checkpoints hold."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _REMEMBERED = (
 
 @dataclass(frozen=True)
 class State:
-    """Where an integration stands; replaced as a whole, for interruptions."""
+    """Where an integration stands; interruptions find it whole."""
 
     u: Array
     t: float = 0.0

@@ -100,7 +100,7 @@ class AveragingFlow(Flow):
 
     @property
     def has_energy(self) -> bool:
-        """Whether there are data and a Gaussian."""
+        """True for data and a Gaussian kernel."""
         return self.data is not None and self.kernel.gaussian_width is not None
 
     def energy(self, u: Array) -> float:

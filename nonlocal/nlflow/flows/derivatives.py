@@ -78,8 +78,8 @@ def value(functional: J, u: Tensor) -> Tensor:
 def run(flow: LinearFlow, u: Tensor, integrator: Integrator, steps: int) -> Tensor:
     """Return the signal after some steps of an integrator, with its derivatives.
 
-    k steps keep about 2 sqrt(k) signals, or k with a kernel that is held for ``every`` > 1 steps; the others are
-    computed anew for the derivatives.
+    k steps keep O(sqrt(k)) signals and compute the others anew for the derivatives; with a kernel that is held for
+    ``every`` > 1 steps they keep k.
 
     Parameters
     ----------
@@ -157,7 +157,7 @@ class _Solution(torch.autograd.Function):
 
 
 def minimizer(functional: E, *, rtol: float | None = None, maxiter: int = 10_000) -> Tensor:
-    """Return the minimizer of E with its first derivatives, for one more linear system.
+    """Return the minimizer of E with its first derivatives, which cost one more linear system.
 
     Parameters
     ----------
@@ -170,7 +170,7 @@ def minimizer(functional: E, *, rtol: float | None = None, maxiter: int = 10_000
     Raises
     ------
     InputError
-        For J, and for a fidelity of 0 everywhere.
+        For other functionals, and for a fidelity of 0 everywhere.
     NumericalError
         When a system is not solved.
     """

@@ -26,7 +26,7 @@ _LEVEL = 0.95
 
 @dataclass(frozen=True, repr=False)
 class Ensemble(Brief):
-    """Paths of a flow with noise, or what was kept of them.
+    """What was kept of paths of a flow with noise.
 
     Attributes
     ----------

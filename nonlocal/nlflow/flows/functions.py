@@ -1,4 +1,4 @@
-"""Functions of the linear operator A of a flow, with bounds of their errors."""
+"""Functions of the linear operator A of a flow."""
 
 from __future__ import annotations
 
@@ -59,14 +59,14 @@ Function = Callable[[Floats], Any]
 
 @dataclass(frozen=True, repr=False)
 class FunctionValue(Brief):
-    """g(A) v and how far it may be off.
+    """g(A) v and its error.
 
     Attributes
     ----------
     u : array
         Shaped like v.
     error : float
-        A bound of |u - g(A) v| / |v|, in the flow's measure.
+        A bound of |u - g(A) v| / |v| in the flow's measure, for Lanczos iteration an estimate.
     left_out : float
         The same without rounding.
     applications : int
@@ -449,7 +449,7 @@ def function_of(
     metric : {'l2', 'degree'}, optional
         For functionals and affinities, 'l2' by default; a flow has its own.
     tol : float, optional
-        What may be left out, relative to the largest \|g\|; 1e-12 in float64 and 1e-6 in float32 by default.
+        Of `FunctionValue.left_out`, relative to the largest \|g\|; 1e-12 in float64 and 1e-6 in float32 by default.
     method : {'auto', 'transform', 'dense', 'chebyshev', 'lanczos'}
         - ``transform``: on periodic and reflecting grids with a position kernel and one fidelity, O(N log N).
         - ``dense``: eigenvalues and eigenvectors, O(N^3) once and O(N^2) memory.
@@ -466,8 +466,8 @@ def function_of(
     Raises
     ------
     InputError
-        For flows that are evolving, not symmetric, constrained, or in another metric than these two; for a g that is
-        not real and finite on the spectrum.
+        For flows that are evolving, not symmetric, constrained, or in another metric; for a g that is not real and
+        finite on the spectrum.
     NumericalError
         For ``chebyshev``, where no expansion reaches `tol`.
 

@@ -1,4 +1,4 @@
-"""What `solve` returns, also as a dataset and as files."""
+"""What `solve` returns."""
 
 from __future__ import annotations
 
@@ -136,10 +136,10 @@ class Solution(Generic[ArrayT]):
         Returns
         -------
         xarray.Dataset
-            ``u`` over ``t``, the axes of the domain and ``channel`` where there is one; ``energy`` over ``t``; columns
-            of trackers as ``energy_value`` over ``energy_t``. A grid of up to three axes has ``x``, ``y``, ``z`` in
-            this order, with positions as coordinates; scattered nodes have ``node``, with positions and quadrature
-            weights; a batch has ``batch_0``, ... before them.
+            ``u`` over ``t``, the axes of the domain and ``channel`` where there is one; ``energy`` over ``t``; what
+            trackers recorded, as ``distance_value`` over ``distance_t``. A grid of up to three axes has ``x``, ``y``,
+            ``z`` in this order, with positions as coordinates; scattered nodes have ``node``, with positions and
+            quadrature weights; a batch has ``batch_0``, ... before them.
 
         Raises
         ------

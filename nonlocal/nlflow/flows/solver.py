@@ -87,8 +87,8 @@ def solve(
         whose energy rises without reason ends as ``diverged``.
     resume : path or True, optional
         A checkpoint of the same problem to go on from, with the bits of an uninterrupted run; True for that of the
-        `Checkpoint` among the trackers, if there is one yet. Where the newest is missing, damaged or of another problem,
-        the one before it is taken, with a warning.
+        `Checkpoint` among the trackers, if there is one yet. Where the newest is missing, damaged or of another
+        problem, the one before it is taken, with a warning.
     dense : bool
         Keep five signals a step, from which `Solution.at` knows the signal at all times; for `RungeKutta`, without
         `resume`.

@@ -342,7 +342,7 @@ class WaveExponential(Integrator):
         S = exp(-gamma t / 2) sin(omega t) / omega,    R = integral of S from 0 to t
 
     By a transform where `Exponential` takes one and the density is one number, else by Chebyshev expansions, about
-    t omega_max / 2 averages. A reaction, terms that depend on time, and a damping of nodes are refused.
+    t omega_max / 2 averages for long t. A reaction, terms that depend on time, and a damping of nodes are refused.
 
     Parameters
     ----------

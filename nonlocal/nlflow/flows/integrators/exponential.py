@@ -1,4 +1,4 @@
-"""Exponential integrators: the exact solution of frozen symmetric flows, and Runge-Kutta steps beside it."""
+"""Exponential integrators."""
 
 from __future__ import annotations
 
@@ -302,7 +302,7 @@ class ETD2RK(ExponentialStep):
         a  = u + h phi_1(-hA) (N(u, t) - A u)
         u' = a + h phi_2(-hA) (N(a, t + h) - N(u, t))
 
-    A step takes transforms where `Exponential` does, elsewhere about sqrt(h rho) averages, rho being the bound of A.
+    A step takes transforms where `Exponential` does, elsewhere O(sqrt(h rho)) averages, rho being the bound of A.
 
     Parameters
     ----------

@@ -97,8 +97,8 @@ class IMEX(ImplicitStep):
         (1 + h g A) a  = u + h g (N(u, t) + F(t + g h))
         (1 + h g A) u' = u + h (1 - g) (F(t + g h) - A a) + h g F(t + h) + h (d N(u, t) + (1 - d) N(a, t + g h))
 
-    P need not be symmetric. Two linear systems a step, each about sqrt(h rho) averages for a symmetric P, or a
-    transform.
+    P need not be symmetric. A step solves two linear systems, by transforms or by O(sqrt(h rho)) averages for
+    a symmetric P.
 
     Parameters
     ----------

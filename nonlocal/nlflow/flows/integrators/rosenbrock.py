@@ -50,7 +50,7 @@ class Rosenbrock4:
 
 @underflowing
 class Rosenbrock(Embedded):
-    """Linearly implicit step of order 4 for any flow that says its velocity, with an estimate of its error: RODAS.
+    """Linearly implicit step of order 4 for any flow, with an estimate of its error: RODAS.
 
     With J the derivative of the velocity f at u, each of six stages solves a linear system by GMRES (Hairer and Wanner
     1996, section IV.7, doi 10.1007/978-3-642-05221-7)::

@@ -27,7 +27,7 @@ FINITE = "_finite"
 
 
 class Tolerances:
-    """Tolerances of a local error that is proportional to h^power."""
+    """Tolerances of a local error of O(h^power)."""
 
     def __init__(self, rtol: float, atol: float, power: float, *, needed: bool = True) -> None:
         self.rtol = check_number("rtol", rtol, minimum=0)
@@ -42,7 +42,7 @@ class Tolerances:
         return weighted(error, scale, positive=self.atol >= float(xp.finfo(error.dtype).smallest_normal))
 
     def check(self, u: Array, t: float) -> None:
-        """Raise `StepFailureError` where rounding alone is above the tolerances."""
+        """Raise `StepFailureError` where rounding is above the tolerances."""
         xp = namespace(u)
         unit = float(xp.finfo(u.dtype).eps) / 2
         if self.rtol >= unit:
@@ -88,7 +88,7 @@ def weighted(error: Array, scale: Array, *, positive: bool = False) -> Array:
 
 @dataclass(frozen=True)
 class Tableau:
-    """The coefficients of a Runge-Kutta method of stages one after another.
+    """Coefficients of an explicit or diagonally implicit Runge-Kutta method.
 
     Attributes
     ----------
@@ -242,10 +242,10 @@ class Embedded(Integrator):
 
 @underflowing
 class RungeKutta(Embedded):
-    """Embedded Runge-Kutta pair of Dormand and Prince: order 5, with an error estimate of order 4.
+    """Embedded Runge-Kutta pair of order 5 with an error estimate of order 4; six velocities a step.
 
-    (Dormand and Prince 1980, doi 10.1016/0771-050X(80)90013-3.) Six velocities a step. For stiff flows the step settles
-    at the stability limit.
+    (Dormand and Prince 1980, doi 10.1016/0771-050X(80)90013-3.) For stiff flows the step settles at the stability
+    limit.
 
     Parameters
     ----------
@@ -355,10 +355,10 @@ def combine(weights: tuple[float, ...], arrays: list[Array]) -> Array:
 
 @underflowing
 class Adaptive(Around):
-    """A method of order p whose steps follow an estimate of their error, by two half steps beside each.
+    """A method of order p whose steps follow an estimate of their error.
 
-    A step h gives u, two steps h / 2 give v, and (v - u) / (2^p - 1) estimates the error of v, with which the run goes
-    on (Hairer, Norsett and Wanner 1993, section II.4, doi 10.1007/978-3-540-78862-1).
+    A step h gives u, two steps h / 2 give v, and (v - u) / (2^p - 1) is the estimate; the run goes on with v (Hairer,
+    Norsett and Wanner 1993, section II.4, doi 10.1007/978-3-540-78862-1).
 
     Parameters
     ----------

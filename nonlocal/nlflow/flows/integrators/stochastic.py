@@ -1,4 +1,4 @@
-"""Steps of flows with noise, du = v(u) dt + s(u) dW in the sense of Ito."""
+"""Steps of flows with noise, du = v(u) dt + s(u) dW."""
 
 from __future__ import annotations
 
