@@ -30,8 +30,8 @@ class GradientFlow(LinearFlow):
     functional : J or E
     metric : {'l2', 'degree', 'conserved'} or Metric
         ``l2``: du/dt = -Lu [- lambda (u - f)]. ``degree``: the same divided by d, du/dt = Pu - u [+ lambda~ (f - u)].
-        Without a fidelity ``l2`` conserves sum w u, and ``degree``, for a frozen kernel, sum w d u. P, L and d are those
-        of K = k + k^T: for a symmetric k, P is that of k and d is twice the affinity's ``degree``.
+        Without a fidelity ``l2`` conserves sum w u, and ``degree``, for a frozen kernel, sum w d u. P, L and d are of
+        K = k + k^T: for a symmetric k, P is that of k and d is twice the affinity's ``degree``.
         ``conserved``: du/dt = -L mu, mu being the gradient in the L2 metric; see `ConservedMetric`.
     evolving : bool
         Take the kernel from u(t). The affinity's own features then give the dtype and the device alone, and the flow
