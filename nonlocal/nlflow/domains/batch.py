@@ -51,7 +51,6 @@ class Batch(Domain):
 
     @property
     def item(self) -> Domain:
-        """The domain of one item."""
         return self.one
 
     @property
@@ -61,10 +60,8 @@ class Batch(Domain):
 
     @property
     def nodes(self) -> Floats:
-        """Positions of the nodes, shape (N, m)."""
         return np.tile(self.one.nodes, (math.prod(self.leading), 1))
 
     @property
     def weights(self) -> Floats:
-        """Quadrature weights, shape ``shape``."""
         return np.array(np.broadcast_to(self.one.weights, self.shape))

@@ -88,12 +88,10 @@ class Grid(Domain):
 
     @property
     def nodes(self) -> Floats:
-        """Positions of the nodes, shape (N, ndim)."""
         return np.stack([x.ravel() for x in np.meshgrid(*self.axes, indexing="ij")], axis=1)
 
     @property
     def weights(self) -> Floats:
-        """Quadrature weights, shape ``shape``."""
         return np.full(self.shape, self.cell)
 
     def pad(self, array: NDArray[Any], margin: tuple[int, ...], *, isolated: str | None = None) -> NDArray[Any]:

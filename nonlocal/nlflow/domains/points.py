@@ -55,10 +55,8 @@ class Points(Domain):
 
     @property
     def nodes(self) -> Floats:
-        """Positions of the nodes, shape (N, m)."""
         return self.positions
 
     @property
     def weights(self) -> Floats:
-        """Quadrature weights, shape (N,)."""
         return self.quadrature

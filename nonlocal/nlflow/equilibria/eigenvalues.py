@@ -142,7 +142,7 @@ def _near_rest(equations: Equations, x: Floats) -> bool:
 
 @dataclass(frozen=True)
 class Spectrum:
-    """Rightmost eigenpairs of a Jacobian, neutral directions left out; `size` is |J v| / |v| of a random v."""
+    """Rightmost eigenpairs of a Jacobian without neutral directions; `size` is |J v| / |v| of a random v, no bound."""
 
     values: NDArray[Any]
     vectors: NDArray[Any]
@@ -168,7 +168,7 @@ class Spectrum:
         noise = max(noise, equations.rounding)
         skew = abs(float(w @ (root * image) - v @ (root * other)))
         symmetric = bool(skew <= 1e2 * noise * size * np.linalg.norm(v) * np.linalg.norm(w))
-        away = 10 * size
+        away = 10 * size  # beyond most eigenvalues, whose root mean square is about `size`, if not beyond the largest
         columns = root[:, None] * neutral.columns
 
         def product(y: Floats) -> Floats:

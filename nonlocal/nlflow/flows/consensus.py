@@ -100,7 +100,6 @@ class AveragingFlow(Flow):
 
     @property
     def has_energy(self) -> bool:
-        """True for data and a Gaussian kernel."""
         return self.data is not None and self.kernel.gaussian_width is not None
 
     def energy(self, u: Array) -> float:
@@ -229,7 +228,6 @@ class Kuramoto(Flow):
 
     @property
     def has_energy(self) -> bool:
-        """True."""
         return True
 
     def energy(self, u: Array) -> float:

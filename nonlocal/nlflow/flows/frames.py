@@ -113,7 +113,6 @@ class Frames(Resumable):
         self._series = series_of(self.path)
 
     def begin(self, flow: Flow, u: Array, t: float, about: About) -> None:
-        """Make the file, or go on with it."""
         layout = layout_of(flow.affinity.domain, to_numpy(u), about())
         self._series.check(layout)
         if self._resumed:
@@ -136,7 +135,6 @@ class Frames(Resumable):
                 raise taken(place, "a file")
 
     def look(self, flow: Flow, u: Array, t: float) -> str | None:
-        """Write the signal."""
         if self._series.last != t:
             energy = flow.energy(u) if self.energy else math.nan
             self._series.append(Frame(t, to_numpy(u), energy))

@@ -234,7 +234,6 @@ class LinearFlow(Flow):
         return None if self.terms.constraint is None else "a constraint, which does not conserve the mean"
 
     def spread(self, white: Array) -> Array:
-        """Return B^1/2 times noise that is white in the measure of nodes, or raise `InputError` (`unspread`)."""
         if self.inner.by_nodes:
             return white
         if self.inner.varies or self.modes is None:
@@ -268,7 +267,6 @@ class LinearFlow(Flow):
         return result if self.fidelity is None else result + self.moved(self.fidelity.times(v))
 
     def velocity(self, u: Array) -> Array:
-        """Return du/dt at `u`, with the kernel of `u` for an evolving flow; 0 at held nodes."""
         u = self.held(u)
         now = self.at(u).metric_at(u)
         if now.moves_whole:

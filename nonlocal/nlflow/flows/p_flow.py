@@ -60,7 +60,6 @@ class PFlow(Flow):
         return self._functional
 
     def velocity(self, u: Array) -> Array:
-        """Return du/dt at `u`, for p > 1."""
         self.applications += 1
         return -self._functional.gradient(u)
 
@@ -111,7 +110,6 @@ class ForwardBackward(FixedStep):
     longer = ""
 
     def stability_limit(self, flow: Flow) -> float:
-        """Return the longest stable step, for p > 2 that of a signal with the range of the observed one."""
         jp: Any = flow.functional
         spread = 1.0
         if jp.p > 2:

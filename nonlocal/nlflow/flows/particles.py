@@ -333,7 +333,6 @@ class ParticleFlow(SecondOrder):
 
     @property
     def has_energy(self) -> bool:
-        """Whether `energy` falls, as it does where friction >= 0."""
         return self.friction is None or self.friction >= 0
 
     def energy(self, u: Array) -> float:

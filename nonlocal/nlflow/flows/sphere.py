@@ -209,7 +209,6 @@ class SphereFlow(Flow):
 
     @property
     def has_energy(self) -> bool:
-        """Whether W_V = c W_Q W_K^T is symmetric, without a mask, and beta > 0."""
         return self._slope is not None and self._mask is None and self.beta > 0
 
     @of_signal
@@ -288,7 +287,6 @@ class SphereFlow(Flow):
     # ---- the contract
 
     def check_signal(self, name: str, value: Any) -> Array:
-        """Return tokens of this flow, divided by their lengths, or raise `InputError`."""
         u = super().check_signal(name, value)
         _check_lengths(name, u)
         return self.held(u)

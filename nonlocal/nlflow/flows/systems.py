@@ -103,7 +103,6 @@ class SystemFlow(LinearFlow):
             )
 
     def __add__(self, term: Reaction | Source | Constraint | Noise) -> Self:
-        """Return a copy of the flow with one term more; see `LinearFlow.__add__`."""
         result = super().__add__(term)
         result._check_components()
         return result
@@ -126,7 +125,6 @@ class SystemFlow(LinearFlow):
         return self.channels
 
     def diffusion(self, v: Array) -> Array:
-        """Return sum_c' M_cc' grad J_c'(v_c')."""
         xp, nodes = namespace(v), self.affinity.domain.shape
         many = xp.reshape(v, (*nodes, -1, self.channels))  # several signals side by side, as matrices are formed
         moved = xp.zeros_like(many)
@@ -161,7 +159,7 @@ class SystemFlow(LinearFlow):
 
     @property
     def safe_step(self) -> float:
-        """A stable step of explicit Euler without a reaction; 0 where none is known, A not being self-adjoint."""
+        """A stable step of explicit Euler without a reaction; 0 where A is not self-adjoint."""
         bound = self.diffusion_bound()
         return 0.0 if not self.symmetric else 2 / bound if bound > 0 else math.inf
 
@@ -200,7 +198,6 @@ class SystemFlow(LinearFlow):
         return namespace(like).stack([self._mass_of(one.affinity, like) for one in self.functionals], axis=-1)
 
     def mean(self, u: Array) -> Array:
-        """Return each channel's mean."""
         means = [f.affinity.mean(u[..., c : c + 1], self.inner.measure) for c, f in enumerate(self.functionals)]
         return namespace(u).concat(means, axis=-1)
 
@@ -209,7 +206,6 @@ class SystemFlow(LinearFlow):
         return self.diagonal and self.terms.has_potential
 
     def energy(self, u: Array) -> float:
-        """Return sum_c M_cc J_c(u_c), with the potential of the terms; NaN where nothing is descended."""
         if not self.has_energy:
             return math.nan
         try:

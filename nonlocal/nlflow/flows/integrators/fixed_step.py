@@ -31,7 +31,6 @@ class FixedStep(Integrator):
 
     @property
     def length(self) -> float:
-        """The length of a step."""
         return self.dt
 
     @abstractmethod
@@ -69,7 +68,6 @@ class SplitStep(FixedStep):
     self_adjoint = False
 
     def stability_limit(self, flow: Flow) -> float:
-        """Return the reach over the bound of the reaction's slope; NaN where that is not known."""
         linear = as_linear(flow)
         bound = linear.terms.bound
         if not is_told(linear):
