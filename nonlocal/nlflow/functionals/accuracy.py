@@ -67,7 +67,6 @@ class Rows:
         )  # fmt: skip
 
     def by_gmres(self, maxiter: int, inner: Callable[[Array, Array], Array] | None = None) -> Run:
-        """Return GMRES for the scaled rows, in bases as large as 40 signals or 512 MiB."""
         done, products = 0, inner or self._inner
 
         def run(b: Array, guess: Array, rtol: float) -> Solved:
@@ -131,7 +130,7 @@ class Rows:
         self, found: Solved, run: Run | None, b: Array, beside: Array | float, allowed: float,
         comparison: float | None = None,
     ) -> Solved:  # fmt: skip
-        """Return what was found with a bound of its error relative to the largest value of a channel."""
+        """Bound the error relative to the largest value of a channel."""
         if not math.isfinite(found.residual):
             return replace(found, error=math.inf)
         xp, x = namespace(found.x), found.x

@@ -29,7 +29,6 @@ _LISTED = ("stencil", "sparse")  # methods whose edges are few and listed at onc
 def count_arguments(
     name: str, function: Callable[..., Any], expected: str = "one of t, or of t and the nodes", most: int = 2
 ) -> int:
-    """Return how many arguments a callable needs: 1, of t, or 2, of t and the nodes; up to `most`."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):  # compiled ones do not always say
@@ -50,7 +49,7 @@ class Constraint:
     Parameters
     ----------
     nodes : array of bool of shape ``domain.shape``, or array of int
-        A mask, or the numbers of M nodes in the order of ``domain.nodes``, each once.
+        A mask, or the numbers of M nodes in the order of ``domain.nodes``.
     values : float, array or callable
         One number; an array of shape (M,) or (M, D), in the order of `nodes` (that of the domain for a mask); or one
         shaped like the signal, of which the constrained nodes count. A callable of t, or of t and the constrained
@@ -95,7 +94,7 @@ class Constraint:
         self.values = values if self.timed else _checked(values)
 
     def on(self, affinity: Affinity, name: str = "constraint") -> Held:
-        """Return it on an affinity."""
+        """Return the constraint on the domain of an affinity."""
         return Held(self, affinity, name)
 
     def __repr__(self) -> str:
@@ -153,7 +152,6 @@ class Held:
         return self._kept[1]
 
     def held(self, u: Array, t: float) -> Array:
-        """Return `u` with the values, itself where it has them."""
         values, mask = self.at(t, u), self._mask(u)
         result = namespace(u).where(mask, values, u)
         return u if is_numpy(u) and np.array_equal(result, u) else result

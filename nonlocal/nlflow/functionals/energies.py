@@ -104,15 +104,15 @@ class J:
         return math.exp(exponent)
 
     def value(self, u: Array, *, normalize: bool = False, average: Array | None = None) -> float:
-        """Return the functional's value, at the cost of one average.
+        """Return the functional's value; one average.
 
         Parameters
         ----------
         u : array of shape ``domain.shape`` or ``domain.shape + (D,)``
         normalize : bool
-            Divide by sum_i w_i d_i, which keeps the value in range for large logits.
+            Divide by sum_i w_i d_i.
         average : array, optional
-            Pu, where it is known already.
+            Pu, if it is known already.
 
         Raises
         ------
@@ -138,10 +138,7 @@ class J:
         return Pending(formed, unit, self._form(u, average, unit), *self.affinity.total_parts())
 
     def gradient(self, u: Array, metric: str | Metric = "l2", *, average: Array | None = None) -> Array:
-        """Return the gradient of J in a metric: Lu (``l2``) or u - Pu (``degree``).
-
-        Costs one average; a `ConservedMetric` takes more.
-        """
+        """Return the gradient of J in a metric: Lu (``l2``) or u - Pu (``degree``); one average."""
         inner = as_metric(metric)
         u = self.affinity.check_signal("u", u)
         average = self.affinity.average(u) if average is None else self.affinity.domain.check_signal("average", average)
@@ -160,7 +157,7 @@ class J:
     def value_and_gradient(
         self, u: Array, metric: str | Metric = "l2", *, normalize: bool = False
     ) -> tuple[float, Array]:
-        """Return value and gradient, which share an average."""
+        """Return value and gradient; one average."""
         average = self.affinity.average(u)
         return self.value(u, normalize=normalize, average=average), self.gradient(u, metric, average=average)
 
@@ -175,7 +172,7 @@ class J:
     ) -> Minimizer:
         """Return the harmonic extension: the minimizer of J among the signals with the values of a constraint.
 
-        Arguments as those of `E.minimizer`, without ``preconditioner="transform"``.
+        For the arguments see `E.minimizer`; there is no ``transform``.
 
         Raises
         ------
@@ -205,15 +202,14 @@ class J:
     ) -> Minimizer:
         """Return the potential u of a source s, Lu = s (Poisson's equation).
 
-        Without a constraint the one with mean 0 in the degree measure, on each connected component where these are
-        known.
+        Without a constraint u has mean 0 in the degree measure, on each connected component where these are known.
 
         Parameters
         ----------
         source : array of shape ``domain.shape`` or ``domain.shape + (D,)``
             s, with sum_i w_i s_i = 0 on each component, if there is no constraint.
         constraint : Constraint, optional
-            Values that u has at some nodes; there s has no part.
+            Values of u at some nodes, where s does not count.
         rtol, maxiter, start, preconditioner
             See `E.minimizer`; there is no ``transform``.
 
@@ -275,8 +271,8 @@ class E(J):
         lambda >= 0 (``measure='l2'``) or lambda~ >= 0 (``measure='degree'``); 0 where data is missing. Or a symmetric
         positive semidefinite matrix for each node; node axes of length 1 are shared.
     measure : {'l2', 'degree'}
-        The weight m: w, or w d. d is the degree of K = k + k^T, ``functional.affinity.degree``: for a symmetric k twice
-        that of the affinity that is given. In the degree metric ``degree`` gives the lambda~ of a NeuTRENO layer.
+        The weight m: w, or w d with the degree d of K = k + k^T, for a symmetric k twice that of `affinity`. With
+        ``degree`` lambda~ is that of a NeuTRENO layer in the degree metric.
 
     Raises
     ------
@@ -297,7 +293,7 @@ class E(J):
         return E(affinity, self._observed, self._fidelity, measure=self.measure)
 
     def with_observed(self, observed: Array) -> E:
-        """Return the same functional with another f of the same shape and dtype."""
+        """Return the functional with another f of the same shape and dtype."""
         result = copy.copy(self)
         signal = check_shape("observed", self.affinity.check_signal("observed", observed), self._observed)
         same_kind("observed", signal, self._observed)
@@ -320,7 +316,7 @@ class E(J):
         return self._observed
 
     def fidelity_in(self, metric: str | Metric) -> Fidelity:
-        """Return the fidelity's operator in the gradient for a metric."""
+        """Return the fidelity's operator in the gradient in a metric."""
         measure = as_metric(metric).measure
         if measure == self.measure:
             return self._fidelity
@@ -380,16 +376,16 @@ class E(J):
     ) -> Minimizer:
         """Return the minimizer u*, (L + lambda) u* = lambda f, by preconditioned conjugate gradients.
 
-        One average an iteration. On a part of the domain that sees no node with a fidelity > 0 every constant is as
-        good: u is one of them, and its error has no bound.
+        One average an iteration. On a part of the domain that sees no node with a fidelity > 0 u is one of many
+        minimizers, and its error has no bound.
 
         Parameters
         ----------
         constraint : Constraint, optional
-            Values that the minimizer has at some nodes; then the fidelity may be 0 everywhere.
+            Values of u at some nodes; then the fidelity may be 0 everywhere.
         rtol : float, optional
             Residual relative to the right-hand side, rows over 1 + lambda~; 1e-10 in float64 and 1e-5 in float32 by
-            default. See `Minimizer` for what `success` asks beside.
+            default.
         maxiter : int
         start : array, optional
             First guess; f by default, or a constant for a transform.

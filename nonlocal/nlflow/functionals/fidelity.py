@@ -25,12 +25,12 @@ class Fidelity(ABC):
 
     @property
     def width(self) -> int:
-        """How many channels it mixes."""
+        """Number of channels that it mixes."""
         return 1
 
     @property
     def uniform(self) -> float | None:
-        """The number where one is for all."""
+        """The number, if it is the same for all nodes, else None."""
         return None
 
     @property
@@ -78,17 +78,15 @@ class Fidelity(ABC):
 
 @dataclass(frozen=True)
 class NodeFidelity(Fidelity):
-    """A fidelity of numbers."""
+    """A fidelity of one number, or one for each node."""
 
     values: Array | float
 
     @property
     def uniform(self) -> float | None:
-        """The number, or None."""
         return self.values if isinstance(self.values, float) else None
 
     def stated(self, like: Array) -> Array | float:
-        """Return the fidelity as it was given."""
         del like
         return self.values
 
@@ -212,7 +210,6 @@ class MatrixFidelity(Fidelity):
         return self._matrices if isinstance(self._scale, float) and self._scale == 1 else self._of_nodes(self._matrices)
 
     def stated(self, like: Array) -> Array:
-        """Return the matrices as they were given."""
         del like
         return self.values
 
@@ -238,7 +235,6 @@ class MatrixFidelity(Fidelity):
         return self._in_eigenvectors(v, 1 / (1 + strength))
 
     def implicit_step(self, v: Array, observed: Array, step: float) -> Array:
-        """See `Fidelity.implicit_step`; this form does not cancel."""
         if self._learnt:
             return v + self._solve(step * self.times(observed - v), step)
         strength = step * self._strengths(v)

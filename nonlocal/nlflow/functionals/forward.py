@@ -118,7 +118,7 @@ class Forward:
         return self._forth(u).astype(u.dtype, copy=False)
 
     def adjoint(self, v: Array) -> Array:
-        """Return A' v; see `apply`."""
+        """Return A' v, as `apply` does A u."""
         return self._back(v).astype(v.dtype, copy=False)
 
     def check_data(self, data: Any) -> Array:
@@ -134,7 +134,7 @@ class Forward:
     def squared_norm(self) -> float:
         """The largest eigenvalue of A'A from below, by 30 steps of the power method.
 
-        Short of it by at most 0.871 log(N) / 29 of it on average (Kuczynski and Wozniakowski 1992, doi
+        On average it is short by at most a share of 0.871 log(N) / 29 (Kuczynski and Wozniakowski 1992, doi
         10.1137/0613066).
         """
         u = np.random.default_rng(0).standard_normal(self.shape)
@@ -226,7 +226,7 @@ class EA(J):
     affinity : Affinity
         Of k, frozen, of NumPy features; it is symmetrized to K = k + k^T here.
     data : array of the data's shape
-        What was measured, f.
+        The measured f.
     forward : Forward
         A, from signals of shape ``domain.shape`` or ``domain.shape + (D,)``.
     sigma : float
@@ -235,7 +235,7 @@ class EA(J):
     Raises
     ------
     InputError
-        For signals of `forward` that are none of the domain, data of another shape, sigma <= 0, NaN or infinity.
+        For a `forward` for other signals, data of another shape, sigma <= 0, NaN or infinity.
 
     Examples
     --------

@@ -41,8 +41,7 @@ _WIDTH = {1: 64, 2: 1, 3: 1}  # of the strip in nodes; on a line a wide one cost
 class Capacitance:
     """The inverse of the operator on a periodic box, corrected so that it is 0 in a strip around the domain.
 
-    (Buzbee, Dorr, George and Golub 1971, doi 10.1137/0708066.) O(N log N + |S|^3) for a strip of |S| nodes, to which
-    nodes with a large `extra` diagonal belong.
+    (Buzbee, Dorr, George and Golub 1971, doi 10.1137/0708066.) O(N log N + |S|^3) for a strip of |S| nodes.
     """
 
     def __init__(self, region: Region, lattice: Lattice, extra: Floats) -> None:
@@ -111,7 +110,7 @@ _CLOSEST = 1e-6  # of the spacing: nodes nearer to the edge count as outside
 
 @underflowing
 class FractionalLaplacian:
-    """The fractional Laplacian and its kin on a grid, with values given outside the domain.
+    """The fractional Laplacian on a grid, also truncated or tempered, with values given outside the domain.
 
     (A u)(x) = integral of (u(x) - u(y)) C |x - y|^(-m-2s) exp(-tempering |x - y|) over y with |x - y| < horizon. On the
     nodes inside A u = L u + kappa (u - f): L belongs to `affinity`, kappa is the rate at which a walker leaves the
@@ -136,8 +135,8 @@ class FractionalLaplacian:
         twice m over the second moment, for which A tends to -Laplace as the horizon tends to 0; asks for a horizon or
         tempering.
     corrected : bool, optional
-        Correct sums near an edge, where u is like dist^s. By default where the distance of nodes to the edge is known:
-        without a mask of bool. In three dimensions distances ask for False.
+        Correct sums near an edge, where u is like dist^s; by default unless `inside` is of bool. With distances in
+        three dimensions it has to be False.
     memory_limit : float, optional
         Bytes.
 
@@ -237,7 +236,7 @@ class FractionalLaplacian:
         ----------
         u : array of shape ``domain.shape`` or ``domain.shape + (D,)``
         exterior : float or array of shape ``grid.shape``
-            u outside the domain; an array, where nodes of the grid are outside, is followed by 0 beyond the grid.
+            u outside the domain. An array, for nodes of the grid that are outside, implies 0 beyond the grid.
 
         Raises
         ------
@@ -260,7 +259,7 @@ class FractionalLaplacian:
         Raises
         ------
         InputError
-            For a right-hand side where kappa is 0 at some node: give it to `GradientFlow` as a source instead.
+            For a right-hand side where kappa is 0 at some node; `GradientFlow` takes it as a source.
         """
         source = self._from_exterior(exterior)
         if rhs is not None:
@@ -279,7 +278,7 @@ class FractionalLaplacian:
     def solve(self, rhs: Any, exterior: Any = 0.0, *, rtol: float | None = None, maxiter: int = 1000) -> Minimizer:
         """Return u with A u = rhs inside and u = exterior outside, by preconditioned conjugate gradients.
 
-        On a torus the u of mean 0. The preconditioner is kept, up to 512 MiB.
+        On a torus u has mean 0.
 
         Parameters
         ----------

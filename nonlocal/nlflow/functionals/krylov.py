@@ -65,8 +65,7 @@ def conjugate_gradients(
 ) -> Solved:
     """Solve ``operator(x) = b`` for an operator that is self-adjoint and positive in `inner`, as `precondition` is.
 
-    `reconsider` is asked each 16 iterations for another preconditioner. The residual is recomputed from x; infinite or
-    NaN where the iteration broke down.
+    The residual is infinite or NaN where the iteration broke down.
     """
     xp = namespace(b)
     told = measured(b)
@@ -204,7 +203,7 @@ def gmres(
 class Lanczos:
     """Lanczos iterations for vectors side by side: A V = V T + b v e_k^T (Lanczos 1950, doi 10.6028/jres.045.026).
 
-    `betas` ends with b, 0 from where a system is exhausted on. `keep` makes each vector orthogonal to those before it.
+    `betas` ends with b, 0 for an exhausted system.
     """
 
     def __init__(

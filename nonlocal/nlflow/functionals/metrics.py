@@ -20,8 +20,8 @@ from nlflow.functionals.fidelity import Fidelity
 class Metric:
     """Inner product of signals; the flow of E in it is du/dt = B (r (Pu - u) + phi (f - u) + R(u) + g).
 
-    r and phi are those of a measure of nodes, w or w d / sum w d. B is 1 where `by_nodes`; else a metric overrides
-    `moved` and the bounds. `conserves` says that B keeps the mean, `varies` that B is that of ``at(u)``.
+    B is 1 where `by_nodes`; else a metric overrides `moved` and the bounds. `conserves` says that B keeps the mean,
+    `varies` that B is that of ``at(u)``.
     """
 
     name: ClassVar[str]
@@ -32,7 +32,7 @@ class Metric:
 
     @property
     def normalized(self) -> bool:
-        """Whether r = 1: degrees may be out of the range of floats."""
+        """Whether r = 1."""
         return self.measure == "degree"
 
     def rate(self, affinity: Affinity) -> Array | float:
@@ -58,7 +58,7 @@ class Metric:
         return self.by_nodes or fidelity is None or fidelity.uniform is not None
 
     def given(self) -> list[Any]:
-        """Return what tells it from others of its name."""
+        """Return what tells the metric from others of its name."""
         return []
 
     def force_bound(self, bound: float) -> float:
@@ -67,11 +67,11 @@ class Metric:
         return 1.0 if self.by_nodes else math.nan
 
     def diffusion_bound(self, bound: float) -> float:
-        """Return a bound of that of B r (I - P)."""
+        """Return a bound of the spectrum of B r (I - P)."""
         return bound
 
     def bounds(self, bound: float, fidelity: tuple[float, float]) -> tuple[float, float]:
-        """Return bounds of that of B (r (I - P) + phi)."""
+        """Return bounds of the spectrum of B (r (I - P) + phi)."""
         return fidelity[0], fidelity[1] + bound
 
 
@@ -188,7 +188,7 @@ class ConservedMetric(Metric):
 
     @property
     def even(self) -> bool:
-        """Whether one mobility holds everywhere, as beside a mobility m(u)."""
+        """Whether the mobility is one number, or m(u)."""
         return self._values is None
 
     def evened(self) -> Self:

@@ -39,12 +39,12 @@ class Minimizer(Brief):
     u : array
         Shaped like the observed signal.
     residual : float
-        What is left of its equation, relative to the right-hand side. For a minimizer of E the larger of two ratios:
-        that of the norms in the degree measure, and that of the largest entries, rows over 1 + lambda~.
+        Of its equation, relative to the right-hand side. For a minimizer of E the larger of two ratios: that of the
+        norms in the degree measure, and that of the largest entries, rows over 1 + lambda~.
     iterations : int
     success : bool
-        Whether the residual is within rtol; for rtol < 1e-4 also whether a bound of the error of `u` is within 10^4
-        rtol of its largest value, or of a hundredth of the spread of the data where that is more.
+        Whether the residual is within rtol, and for rtol < 1e-4 a bound of the error of `u` within 10^4 rtol of its
+        largest value, or of a hundredth of the spread of the data if that is more.
     message : str
     """
 
@@ -126,8 +126,8 @@ def minimize_held(
 ) -> Minimizer:  # fmt: skip
     """Return the minimizer u of E among the signals with the values of a constraint.
 
-    With M zero at its nodes and g the values: M ((I - P) + phi) M v = M (phi f + s - ((I - P) + phi) g), u = v + g.
-    s is `source`, 0 by default.
+    With M zero at its nodes, g the values and s the source M ((I - P) + phi) M v = M (phi f + s - ((I - P) + phi) g),
+    u = v + g.
     """
     if held.timed:
         raise InputError("constraint: got values that depend on time, expected those of one moment for a minimizer")
@@ -279,8 +279,7 @@ def _grounds(parts: list[Array], measure: Array) -> NDArray[np.float64]:
 def minimize_direct(affinity: Affinity, fidelity: Fidelity, f: Array) -> Minimizer:
     """Return the minimizer of E for a dense affinity by Cholesky's method, N^3 / 3 operations.
 
-    ((1 + phi) I - S) v = phi m^1/2 f with S_ij = (P_ij P_ji)^1/2 and v = m^1/2 u. Off its diagonal nothing is positive,
-    so for f >= 0 terms cancel in the pivots alone.
+    ((1 + phi) I - S) v = phi m^1/2 f with S_ij = (P_ij P_ji)^1/2 and v = m^1/2 u.
     """
     from scipy.linalg import cho_factor, cho_solve
 

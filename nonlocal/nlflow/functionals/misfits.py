@@ -16,7 +16,7 @@ from nlflow.errors import InputError, all_digits, check_number
 class Misfit(ABC):
     """Contract of a misfit g(u, f), element by element in float64.
 
-    g(s u, s f) = s^degree g(u, f), up to what `scaled` says; `curvature` bounds its second derivative.
+    `degree` is that of `scaled`; `curvature` bounds the second derivative.
     """
 
     degree: int
@@ -31,7 +31,7 @@ class Misfit(ABC):
         """Return first and second derivatives of `value`."""
 
     def bent(self, u: Any, f: Any, smoothing: float, dual: Floats) -> Floats:
-        """Return the second derivative, or what stands for it beside a dual field."""
+        """Return the second derivative, or what Newton's method takes for it beside a dual field."""
         del dual
         return self.slopes(u, f, smoothing)[1]
 
@@ -49,7 +49,7 @@ class Misfit(ABC):
         return self
 
     def floor(self, u: Floats) -> Floats | None:
-        """Return what u has to be above, or None."""
+        """Return what u has to exceed, or None."""
         del u
         return None
 
@@ -57,7 +57,7 @@ class Misfit(ABC):
         """Raise `InputError` for a signal that it does not take."""
 
     def refusal(self) -> str:
-        """Return why explicit steps do not take it."""
+        """Return why explicit steps do not take it, or an empty text."""
         return ""
 
     def __repr__(self) -> str:
@@ -108,7 +108,7 @@ class L1(Misfit):
     def bent(self, u: Any, f: Any, smoothing: float, dual: Floats) -> Floats:
         """Return (1 - q d / l) / l with d = u - f, l its smoothed length and q the dual field.
 
-        Newton's method for q l = d, nearly linear (Chan, Golub and Mulet 1999, doi 10.1137/S1064827596299767).
+        (Chan, Golub and Mulet 1999, doi 10.1137/S1064827596299767.)
         """
         d = np.asarray(u - f, dtype=np.float64)
         length = np.hypot(d, smoothing)
@@ -178,7 +178,6 @@ class KullbackLeibler(Misfit):
         self._shift: Any = 0.0
 
     def value(self, u: Any, f: Any, smoothing: float = 0.0) -> Floats:
-        """Return g, infinite below 0; smoothed it is that of f + s, up to a constant."""
         v, c = np.asarray(u + self._shift, dtype=np.float64), f + self._shift + 0 * u
         count = np.maximum(c, 0) + smoothing
         ratio = np.where(count > 0, v, 1) / np.where(count > 0, count, 1)

@@ -177,7 +177,7 @@ class Multigrid:
     """One W-cycle of algebraic multigrid for A = diag(m) ((I - P) + phi).
 
     Coarse nodes by PMIS (De Sterck, Yang and Heys 2006, doi 10.1137/040615729), direct interpolation (Stueben 2001, doi
-    10.1016/S0377-0427(00)00516-1), Galerkin's coarse matrices, damped Jacobi. No part depends on the number of threads.
+    10.1016/S0377-0427(00)00516-1), Galerkin's coarse matrices, damped Jacobi.
     """
 
     name = "multigrid"

@@ -21,8 +21,7 @@ _PATIENCE = 500  # iterations without a smaller residual, after which float32 ha
 class Sweeps:
     """The inverse of A = diag(m) ((I - P) + phi) on the free nodes of a graph, up to a small relative residual.
 
-    Conjugate gradients with a symmetric Gauss-Seidel sweep (Eisenstat 1981, doi 10.1137/0902001). `slow` says that more
-    iterations lay ahead than `limit` allows.
+    Conjugate gradients with a symmetric Gauss-Seidel sweep (Eisenstat 1981, doi 10.1137/0902001).
     """
 
     name = "sweeps"

@@ -27,7 +27,7 @@ class CertifiedMinimizer(Minimizer):
     residual : float
         Relative duality gap: the minimum is at least ``(1 - residual) * value``.
     success : bool
-        Whether the gap is within the tolerance.
+        Whether the gap is within `rtol`.
     value : float
         The functional at `u`.
     """
@@ -36,7 +36,7 @@ class CertifiedMinimizer(Minimizer):
 
     @property
     def gap(self) -> float:
-        """The relative duality gap, which is the residual."""
+        """The relative duality gap."""
         return self.residual
 
 
@@ -63,7 +63,7 @@ def fidelity_slack(u: NDArray[Any], flow: Floats, rigid: NDArray[Any], f: NDArra
 def misfit_slack(
     misfit: Misfit, u: NDArray[Any], flow: Floats, rigid: NDArray[Any], f: NDArray[Any], box: NDArray[Any]
 ) -> float:
-    """Return `fidelity_slack` of G(u) = sum_i r_i g(u_i, f_i)."""
+    """Return `fidelity_slack` for G(u) = sum_i r_i g(u_i, f_i)."""
     stiff = np.broadcast_to(np.asarray(rigid, dtype=np.float64)[:, None], u.shape)
     seen, here, target = stiff > 0, u.astype(np.float64), f.astype(np.float64)
     with np.errstate(over="ignore"):

@@ -130,8 +130,8 @@ class Ep(Jp):
         """Return the minimizer with a bound on what is left to gain, the duality gap.
 
         For 1 < p <= 2 by lagged diffusivity; for p > 2, and for a misfit with p > 1, by Newton's method; for p = 1 by
-        the primal-dual method of Chambolle and Pock (doi 10.1007/s10851-010-0251-1). An iteration costs O(edges D)
-        time, and the memory is O(edges D).
+        the primal-dual method of Chambolle and Pock (doi 10.1007/s10851-010-0251-1), or at once where a weak fidelity
+        leaves constants. O(edges D) time an iteration, and memory.
 
         Parameters
         ----------
@@ -146,7 +146,7 @@ class Ep(Jp):
         Raises
         ------
         InputError
-            When the fidelity is 0 everywhere: then every constant is a minimizer.
+            When the fidelity is 0 everywhere.
         """
         f = self._observed
         single = f.dtype == np.float32

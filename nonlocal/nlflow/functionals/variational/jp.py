@@ -107,20 +107,19 @@ class Jp:
     Parameters
     ----------
     affinity : Affinity
-        Of k, with edges to list; see `Affinity.edges`.
+        Of k; see `Affinity.edges` for those that have edges.
     p : float
-        1 <= p <= 10; J_1 is nonlocal total variation, J_2 is `J`.
+        J_1 is nonlocal total variation, J_2 is `J`.
     isotropic : bool
-        Whether the nodes or the edges have a power each.
     memory_limit : float, optional
-        Bytes that the list of edges may take.
+        Bytes for the list of edges.
 
     Raises
     ------
     InputError
         For p outside of [1, 10], and for an affinity whose edges are not listed.
     MemoryLimitError
-        Before the edges are listed.
+        If the edges would pass the limit.
 
     Examples
     --------
@@ -152,24 +151,24 @@ class Jp:
 
     @property
     def measure(self) -> Floats:
-        """The cells' measure m, W or w."""
+        """The measure m: W of edges, or w of nodes if isotropic."""
         if self.isotropic:
             return self.affinity.domain.weights.ravel()
         return np.asarray(self.graph.weights, dtype=np.float64)
 
     def slopes(self, u: Floats) -> Floats:
-        """Return the cells' slopes x of a signal (N, D): |u_i - u_j|, or |grad u|_i."""
+        """Return the slopes x of a signal (N, D): |u_i - u_j| of edges, or |grad u|_i of nodes if isotropic."""
         lengths = self.graph.lengths(u)
         if not self.isotropic:
             return lengths
         return np.asarray(np.sqrt(self.graph.row_sums(self.graph.weights * lengths * lengths) / self.measure))
 
     def on_edges(self, factors: Floats) -> Floats:
-        """Return the weights of the edges, each times the factor of its cell, or the mean of two."""
+        """Return the weights of the edges times their factors, or the mean of those of both nodes."""
         return np.asarray(self.graph.weights * (self.graph.over_edges(factors) if self.isotropic else factors))
 
     def smoothed(self, slopes: Floats, smoothing: float) -> float:
-        """Return 1/(2p) sum_c m_c (x_c^2 + smoothing^2)^(p/2)."""
+        """Return 1/(2p) sum m (x^2 + smoothing^2)^(p/2)."""
         powers = np.hypot(slopes, smoothing) ** self.p
         return float(np.sum(self.measure * powers)) / (2 * self.p)
 
@@ -180,7 +179,7 @@ class Jp:
         return self.smoothed(eps * steepest, 0.0) + eps * eps * float(rigid.sum()) / 2
 
     def plain(self, f: Floats, rigid: Floats, misfit: Misfit, dtype: Any) -> tuple[Floats, float] | None:
-        """Return f, or its mean on each part of the graph, and the value, where that is nothing beside rounding."""
+        """Return f or its means on the parts of the graph, and the value, if that is nothing beside rounding."""
         floor, known = self.rounding(rigid, dtype), rigid[:, None] > 0
         for u in (f, self.graph.means(f, rigid)):
             with np.errstate(over="ignore"):
@@ -191,7 +190,7 @@ class Jp:
         return None
 
     def lagged(self, slopes: Floats, smoothing: float) -> Floats:
-        """Return the factors (x^2 + smoothing^2)^((p - 2)/2) of the quadratic J that touches J_p from above at x."""
+        """Return the factors (x^2 + smoothing^2)^((p - 2)/2)."""
         return np.asarray(np.hypot(slopes, smoothing) ** (self.p - 2))
 
     # ---- what users call
