@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -22,7 +23,7 @@ from validation.robustness.faults import guest
 
 def summed(seed: int) -> bytes:
     points = np.random.default_rng(seed).normal(size=(1000, 2))
-    return bytes(affinity(Gaussian(0.5), Points(points)).average(points).tobytes())
+    return bytes(affinity(Gaussian(0.5), Points(points), method="pairwise").average(points).tobytes())
 
 
 def run(*words: str, **environment: str) -> None:
@@ -39,6 +40,22 @@ def test_threads_of_the_caller():
     expected = [summed(seed) for seed in range(4)]
     with ThreadPoolExecutor(4) as pool:
         assert list(pool.map(summed, range(4))) == expected
+
+
+def test_loops_are_compiled_in_one_thread_at_a_time():
+    """The launcher that they are linked to is a symbol of the process: a second one would be freed while in use."""
+    inside: list[int] = []
+
+    class Dispatcher:
+        def compile(self, signature: object) -> None:
+            inside.append(1)
+            time.sleep(0.05)
+            assert inside.pop() == 1
+            assert not inside
+
+    summed(0)  # the compiler has begun
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(lambda _: loading.compiled(Dispatcher(), None), range(3)))
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork, which Windows lacks")

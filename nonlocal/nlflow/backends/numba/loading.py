@@ -40,17 +40,19 @@ def njit(*signature: Any, **options: Any) -> Callable[[Callable[..., Any]], Any]
 
 @contextmanager
 def _always() -> Iterator[None]:
-    """Compile under ``NUMBA_DISABLE_JIT`` too, which is meant for the caller's functions.
+    """Compile under ``NUMBA_DISABLE_JIT`` too, which is meant for the caller's functions, in one thread at a time.
 
     What is called by its address has no form in Python.
     """
     from numba.core import config
+    from numba.core.compiler_lock import global_compiler_lock
 
-    before, config.DISABLE_JIT = config.DISABLE_JIT, 0
-    try:
-        yield
-    finally:
-        config.DISABLE_JIT = before
+    with global_compiler_lock:  # the setting, and the symbol that `linked` sets, are those of all threads
+        before, config.DISABLE_JIT = config.DISABLE_JIT, 0
+        try:
+            yield
+        finally:
+            config.DISABLE_JIT = before
 
 
 def _without_cache(dispatcher: Any, error: Exception) -> None:
@@ -72,7 +74,7 @@ def compiled(dispatcher: Any, signature: Any) -> Callable[..., None]:
     from nlflow.backends.numba.launch import linked
 
     start = time.perf_counter()
-    with delivered(), _told(), _always(), linked():
+    with delivered(), _always(), _told(), linked():
         try:
             dispatcher.compile(signature)
         except Exception as error:  # Numba keeps loops as pickles, and raises whatever a broken one does
