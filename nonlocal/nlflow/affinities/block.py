@@ -1,4 +1,4 @@
-"""Groups of alike nodes."""
+"""Affinities of groups of nodes."""
 
 from __future__ import annotations
 

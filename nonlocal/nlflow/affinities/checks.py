@@ -29,7 +29,6 @@ def _of_somebodys_own(affinity: Affinity) -> bool:
 
 
 def check_averages(affinity: Affinity) -> None:
-    """Raise `InputError` unless P keeps the shape of signals, constants and range, and is as symmetric as it says."""
     # One average of three channels: ones, and noise twice.
     name, shape = type(affinity).__name__, (*affinity.domain.shape, 3)
     noise = np.random.default_rng(0).uniform(-1, 1, shape)

@@ -1,4 +1,4 @@
-"""Randomly pivoted Cholesky, K = F F^T + R of a positive definite kernel, and what R does to averages."""
+"""Randomly pivoted Cholesky, K = F F^T + R, and what R does to averages."""
 
 # R is positive semidefinite, so |R_pq| <= sqrt(R_pp R_qq), and its diagonal falls out of the factorization: the error
 # of every average is bounded by numbers that are at hand (Chen, Epperly, Tropp and Webber, arXiv 2207.06503; blocks by
@@ -25,7 +25,6 @@ TILE = 2048
 
 
 def over_tiles(function: Callable[[slice], T], size: int, tile: int = TILE) -> list[T]:
-    """Return `function` of each tile of `size` points, in order, computed by threads."""
     tiles = [slice(start, min(start + tile, size)) for start in range(0, size, tile)]
     with one_blas_thread() as threads:
         workers = min(threads, len(tiles) // 4)  # to start a thread costs more than a few tiles
@@ -91,7 +90,6 @@ class Factor:
         return [block[points] for block in self.columns]
 
     def remainder(self, kernel: Floats, left: list[Floats] | slice, right: list[Floats]) -> Floats:
-        """Return `kernel` - F[left] F[right]^T, in place."""
         pieces = [block[left] for block in self.columns] if isinstance(left, slice) else left
         for a, b in zip(pieces, right, strict=True):
             kernel -= a @ b.T
@@ -125,8 +123,6 @@ class Factor:
 
 
 def gram_product(columns: Columns, left: slice, right: slice, v: Floats) -> Floats:
-    """Return F[left] F[right]^T v for v of shape (N, D), in float64."""
-
     def inner(tile: slice) -> list[Floats]:
         return [block[right][tile].astype(np.float64, copy=False).T @ v[tile] for block in columns]
 
@@ -143,7 +139,6 @@ def gram_product(columns: Columns, left: slice, right: slice, v: Floats) -> Floa
 
 
 def degrees(columns: Columns, sums: tuple[Sum, ...]) -> list[Floats]:
-    """Return sum_j weights_j (F F^T)_ij for each sum."""
     return [gram_product(columns, s.rows, s.columns, s.weights[:, None])[:, 0] for s in sums]
 
 

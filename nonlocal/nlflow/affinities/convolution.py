@@ -1,4 +1,4 @@
-"""Convolution affinity: position kernels on uniform grids by fast transforms."""
+"""Position kernels on grids by fast transforms."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Dense affinity: the N x N averaging matrix."""
+"""The N x N averaging matrix."""
 
 from __future__ import annotations
 

@@ -274,7 +274,6 @@ _NAMES = {"tree": "a tree", "brute": "products of all pairs", "descent": "descen
 
 
 def effective_dimension(x: Floats) -> float:
-    """Return (sum of variances along axes)^2 / (sum of their squares)."""
     few = x[np.linspace(0, len(x) - 1, min(_SAMPLE, len(x))).astype(np.intp)]
     few = few - few.mean(axis=0)
     product = few @ few.T if len(few) < few.shape[1] else few.T @ few

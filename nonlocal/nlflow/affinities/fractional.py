@@ -170,7 +170,6 @@ _BLOCK = 2**21  # powers that are computed at once
 
 
 def along_axis(ndim: int, s: float, distances: Floats) -> Floats:
-    """Return what is to be added to the diagonal at distances from an edge that is normal to an axis."""
     # The nodes of the line through them are at ``distance + integer``. O(4096) time for each distance below 48.
     result = np.empty(distances.shape)
     near = distances < _SUMMED
@@ -181,7 +180,6 @@ def along_axis(ndim: int, s: float, distances: Floats) -> Floats:
 
 
 def slanted(s: float, distances: Floats, normals: Floats) -> Floats:
-    """Return what is to be added to the diagonal at nodes of the plane near straight edges of any direction."""
     # Distances (N,) are in (0, `BAND`); normals (N, 2) are unit vectors into the domain.
     offsets, weights = _near_weights(s)
     result = np.empty(len(distances))

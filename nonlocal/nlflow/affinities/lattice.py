@@ -65,7 +65,6 @@ class Lattice:
         return np.asarray(self.constant * r ** (-self.ndim - 2 * self.s) * np.exp(-self.tempering * r))
 
     def radial(self, start: float, power: float, stop: float = math.inf) -> float:
-        """Return the integral of r^power k(r) over start < |y| < stop."""
         exponent = power - 1 - 2 * self.s
         scale = self.constant * sphere(self.ndim)
         if self.tempering == 0:

@@ -1,4 +1,4 @@
-"""Affinities between all pairs."""
+"""Checks of logits, and affinities of k + k^T."""
 
 from __future__ import annotations
 
@@ -55,7 +55,6 @@ def check_rows(highest: Array, start: int = 0) -> None:
 
 
 def check_sums(totals: Floats) -> None:
-    """Raise `InputError` where sums of weights are 0, or have no room for a signal beside them in float64."""
     wrong = np.flatnonzero(~((totals > 0) & (totals < _LARGEST)))
     if len(wrong):
         raise InputError(

@@ -1,4 +1,4 @@
-"""Low-rank affinity: positive semidefinite kernels by randomly pivoted Cholesky, with a bound of the error."""
+"""Positive semidefinite kernels of low rank."""
 
 from __future__ import annotations
 

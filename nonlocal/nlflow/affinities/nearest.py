@@ -177,7 +177,6 @@ class Neighbours:
         self, kernel: RadialKernel | None = None, keep: str = "either", *, local: bool | Floats = False,
         faintest: float = 0.0,
     ) -> Sparse:  # fmt: skip
-        """Return the graph of the points, as `neighbour_graph`; edges below a faintest weight go without a warning."""
         distances, ends = self.found
         weights = np.ones(distances.shape)
         if kernel is not None:
@@ -201,7 +200,6 @@ class Neighbours:
     def rows(
         self, queries: Any, kernel: RadialKernel, widths: LocalWidths | None = None
     ) -> tuple[Sparse, Floats, Floats]:
-        """Return the weights of the edges from other points to their nearest (M, N), logarithms (M,), widths (M,)."""
         # Each row is divided by its largest weight, whose logarithm comes with it. Local widths are by default
         # distances to the farthest of the neighbours.
         from scipy.sparse import csr_array
@@ -227,7 +225,6 @@ class Neighbours:
 
     @cached_property
     def found(self) -> Found:
-        """Distances to the nearest other points, and their numbers, both (N, count)."""
         return self._space.nearest(self._count, self._search)
 
     @cached_property

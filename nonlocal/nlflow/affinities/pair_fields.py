@@ -1,4 +1,4 @@
-"""Sums of a formula of the distance over all pairs of points, times weights or differences of the points."""
+"""Sums of a formula of the distance over all pairs of points."""
 
 from __future__ import annotations
 
@@ -38,13 +38,11 @@ class PairFields:
         self._reach, self._periods = reach, periods
 
     def sums(self, x: Array, y: Array, values: Array) -> Array:
-        """Return sum_j g_ij v_j for values (N, C); shape (M, C), in float64 for arrays."""
         if not is_numpy(x):
             return self._tiled(x, y, lambda g, gaps: g @ values)
         return self._summed(x, y, values, pulls=False)
 
     def pulls(self, x: Array, y: Array, weights: Array) -> Array:
-        """Return sum_j g_ij w_j (x_i - y_j) for weights (N,); shape (M, d), in float64 for arrays."""
         # Where `x` is `y`, g of a pair is computed once, and what its points do to each other has the same bits.
         if not is_numpy(x):
             xp = namespace(x)

@@ -197,7 +197,6 @@ class PairSums:
 
     @property
     def approximates(self) -> bool:
-        """Whether `rtol` has a part in what is left out."""
         return bool(self._rtol and self._same and self._skips and math.isinf(self._reach(0.0)))
 
     def _reach(self, cut: float) -> float:
@@ -213,7 +212,6 @@ class PairSums:
         return squared_limit(self._reach(cut) * self._unit, self._frame.slack)
 
     def share_seen(self) -> float:
-        """Return an estimate of the share of pairs that are not skipped, with `rtol` = 0."""
         if not self._skips:
             return 1.0
         regions = Regions.of(self._frame.place(self._y[self._orders[1]]), self._limit(self._cut(self._y.dtype.name)))
@@ -385,7 +383,6 @@ def relative_weights(weights: Floats, least: float) -> tuple[Floats, float]:
 
 
 def warn_isolated(totals: NDArray[Any], own: NDArray[Any], kernel: Kernel | None) -> None:
-    """Warn when nodes see none but themselves: `totals` are degrees, `own` a node's own part, with its rounding."""
     # For radial kernels, of which k(x, x) is 1. Two nodes at one place see each other.
     if isinstance(kernel, ExpDotProduct) or len(totals) == 1:
         return

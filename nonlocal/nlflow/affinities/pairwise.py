@@ -72,7 +72,6 @@ class PairwiseAffinity(Affinity):
         self._degrees[precision] = (totals, peaks)
 
     def logarithm(self, dtype: Any) -> Floats:
-        """Return log d in float64, (N,), computed in the precision of signals of `dtype`."""
         name = self.pairs.precision(dtype)
         if name not in self._degrees:
             _, totals, peaks = self.pairs(np.empty((self.domain.size, 0), dtype), memory_limit=self._limit)

@@ -70,7 +70,6 @@ class RowAffinity(Affinity):
         return bool(getattr(self.tokens, "requires_grad", False))
 
     def log_rows(self) -> Iterator[tuple[slice, Array]]:
-        """Yield blocks of rows of log k without the amplitude, in float64."""
         kernel: Any = self.kernel
         step = max(1, _BLOCK_BYTES // (8 * self.domain.size))
         for start in range(0, self.domain.size, step):
@@ -79,7 +78,6 @@ class RowAffinity(Affinity):
             yield rows, logits if self._sight is None else self._sight.applied(logits, rows)
 
     def sums(self, values: Array) -> tuple[Array, Array]:
-        """Return the averages of values (N, D), in float64, and log d without the amplitude."""
         xp = namespace(values)
         if is_numpy(values) and self._sight is None and self.domain.size >= _COMPILED:
             pairs = PairSums(cast(ExpDotProduct, self.kernel), self._queries, self._keys, np.ones(self.domain.size))

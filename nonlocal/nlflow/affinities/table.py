@@ -59,7 +59,6 @@ def kernel_table(
 
 
 def fits(dtype: Any, degrees: Floats) -> bool:
-    """Whether sums with these degrees stay in range in a precision, for signals of usual size."""
     largest = _LARGEST[np.dtype(dtype).name]
     return bool(1 / largest < degrees.min() and degrees.max() < largest)
 
@@ -96,7 +95,6 @@ def table_symbol(table: Floats, grid: Grid) -> Floats:
 
 
 def wrap(table: Floats, shape: tuple[int, ...]) -> Floats:
-    """Add up a centred table on a periodic grid of `shape`, its centre at the origin."""
     result = table
     for axis, n in enumerate(shape):
         radius = result.shape[axis] // 2

@@ -1,4 +1,4 @@
-"""Choice of the fidelity, and of widths, from the observed signal alone."""
+"""Choice of the fidelity, and of widths, from the observed signal."""
 
 from __future__ import annotations
 

@@ -33,7 +33,6 @@ class Variations(Flow):
         self._equations = equations
 
     def velocity(self, u: Array) -> Array:
-        """Return F(x), and F'(x) V where there are deviations."""
         x = np.asarray(u[:, 0])
         found = self._equations(x)[:, None]
         if u.shape[1] == 1:
@@ -182,7 +181,6 @@ class Shooting:
         return last[:, 0], last[:, 1:]
 
     def found_period(self, x: Floats, horizon: float) -> float:
-        """Return the time after which x comes back to the plane at right angles to the flow."""
         times = np.linspace(0.0, horizon, 401)
         gaps = self.course(x, times, 1e-6) - x
         normal = self.equations(x)

@@ -142,7 +142,6 @@ class Equations:
         return float(np.sum(self.weights * v * w))
 
     def norm(self, v: Floats) -> float:
-        """Return the root mean square in the flow's measure; infinity where a value is none."""
         size = float(np.max(np.abs(v), initial=0.0))
         if not math.isfinite(size):
             return math.inf
@@ -176,7 +175,6 @@ class Equations:
             self.flow.applications = counted
 
     def cancelling(self, x: Floats) -> float:
-        """Return how large the parts are that cancel in F at an equilibrium."""
         counted = self.flow.applications
         try:
             told = self.flow.tension(self.signal(x))
@@ -188,10 +186,7 @@ class Equations:
     # ---- the Jacobian as a matrix
 
     def matrix(self, x: Floats) -> Floats:
-        """Return J(x), shape (n, n).
-
-        Of a frozen linear flow with a local term A is formed once; for other flows n products.
-        """
+        """Return J(x), shape (n, n)."""
         for quick in (self._from_parts, self._side_by_side):
             if (found := quick(x)) is not None:
                 return found

@@ -43,7 +43,6 @@ class Search(Brief):
         self.least = _SMALL * self.equations.norm(self.x)
 
     def residual(self, x: Floats, value: Floats | None = None) -> float:
-        """Return |F(x)| relative to the size of what cancels in it."""
         left = self.equations.norm(self.equations(x) if value is None else value)
         if left == 0 or not math.isfinite(left):
             return left

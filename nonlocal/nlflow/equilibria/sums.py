@@ -1,4 +1,4 @@
-"""Sums over the spectrum of a flow's operator A: traces tr g(A) and forms <f, g(A) f>."""
+"""Traces tr g(A) and forms <f, g(A) f> of a flow's operator A."""
 
 from __future__ import annotations
 

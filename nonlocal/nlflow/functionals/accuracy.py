@@ -1,4 +1,4 @@
-"""The judge of linear systems D x - C x = b with C >= 0: the residual of rows, and the error."""
+"""Bounds of the error of linear systems D x - C x = b with C >= 0."""
 
 from __future__ import annotations
 
@@ -102,9 +102,9 @@ class Rows:
         self, run: Run, b: Array, start: Array, rtol: float, beside: Array | float = 0.0, compare: Run | None = None,
         allowed: float | None = None,
     ) -> Solved:  # fmt: skip
-        """Solve A x = b until its error is known to be within what is allowed, or rounding is all that is left.
+        """Solve A x = b until its error is within what is allowed, or rounding is all that is left.
 
-        `beside` is the size of the data that x is a deviation from: a hundredth of it counts as large.
+        `beside` is the size of the data that x is a deviation from.
         """
         allowed = error_allowed(rtol) if allowed is None else allowed
         if allowed == math.inf:  # nobody asks for a bound
@@ -130,7 +130,6 @@ class Rows:
         self, found: Solved, run: Run | None, b: Array, beside: Array | float, allowed: float,
         comparison: float | None = None,
     ) -> Solved:  # fmt: skip
-        """Bound the error relative to the largest value of a channel."""
         if not math.isfinite(found.residual):
             return replace(found, error=math.inf)
         xp, x = namespace(found.x), found.x

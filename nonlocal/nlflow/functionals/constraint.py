@@ -167,7 +167,6 @@ class Held:
         return own if self.timed else [*own, np.asarray(to_numpy(self._given.values), dtype=np.float64)]
 
     def check_reached(self, affinity: Affinity, also: NDArray[np.bool_] | None = None) -> None:
-        """Raise `InputError` where some part of the domain sees neither a constrained node nor one of `also`."""
         reached = self.mask if also is None else self.mask | also
         if not reached.all():
             reached = _listed(affinity, reached) if affinity.method in _LISTED else _spread(affinity, reached)

@@ -1,4 +1,4 @@
-"""The functionals J and E, computed from the averages P u and degrees d of K = k + k^T."""
+"""The functionals J and E."""
 
 from __future__ import annotations
 

@@ -33,7 +33,6 @@ def default_rtol(like: Array) -> float:
 
 
 def error_allowed(rtol: float) -> float:
-    """Return the relative error that a solution to `rtol` may have, infinite from rtol = 1e-4 on."""
     return _MAGNIFIED * rtol if _MAGNIFIED * rtol < 1 else math.inf
 
 

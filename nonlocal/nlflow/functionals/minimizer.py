@@ -321,7 +321,6 @@ def minimize_direct(affinity: Affinity, fidelity: Fidelity, f: Array) -> Minimiz
 
 
 def inner_product(measure: Array, axes: tuple[int, ...], fidelity: Fidelity) -> Callable[[Array, Array], Array]:
-    """Return the inner product in a measure, of all channels as one system where a matrix couples them."""
     xp = namespace(measure)
 
     def inner(a: Array, b: Array) -> Array:

@@ -18,7 +18,6 @@ _LOG2: Final = Fraction("0.69314718055994530941723212145817656807550013436026")
 
 
 def derivative(a: Expression, by: Expression = SQUARED) -> Expression:
-    """Return da / d`by`, where `by` is `SQUARED` or `PARAMETER`."""
     # At a corner (of abs, minimum, maximum, where) it is the slope on one side. Each part is derived once.
     known: dict[Expression, Expression] = {}
 
@@ -44,7 +43,6 @@ def substituted(a: Expression, value: float) -> Expression:
 
 
 def away_from_zero(a: Expression) -> Expression:
-    """Return an expression that is 0 at distance 0, unless it is proved to be finite there."""
     return a if a.finite else rewriting.where(Expression("lt", (_ZERO, SQUARED)), a, _ZERO)
 
 

@@ -32,7 +32,7 @@ _CONDITIONS: Final = ("lt", "le", "both")
 
 @dataclass(frozen=True, eq=False)
 class Expression:
-    """A number, the squared distance, or an operation on expressions; formulas take it in place of an array."""
+    """A number, the squared distance, or an operation on expressions."""
 
     # It raises `InputError` if it is longer or deeper than code is made of.
 
@@ -159,7 +159,6 @@ class Expression:
 
     @cached_property
     def finite(self) -> bool:
-        """Whether it is proved to be a finite number at every finite distance."""
         return all(term.finite for term in self.terms) and _stays_finite(self)
 
     def __str__(self) -> str:
@@ -223,7 +222,6 @@ def _unknown(name: str) -> str:
 
 
 def numeric(value: Any) -> Expression:
-    """Return a condition as a number, 1 or 0; other expressions as they are."""
     a = as_expression(value)
     return Expression("where", (a, number(Fraction(1)), number(Fraction(0)))) if a.operation in _CONDITIONS else a
 

@@ -72,7 +72,6 @@ def base_two(a: Expression) -> Expression:
 
 
 def logarithm(k: Expression) -> Expression:
-    """Return the logarithm, factor by factor, so that it does not underflow."""
     # The logarithm of a product is the sum of those of factors that are proved to be > 0, and that of all others
     # together: two of them may be negative. It is the sum of all where all are proved to be >= 0.
     if k.operation == "multiply":

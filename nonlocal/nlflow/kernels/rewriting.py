@@ -1,4 +1,4 @@
-"""Simpler forms of expressions; each rule says what has to be proved for it."""
+"""Simpler forms of expressions."""
 
 from __future__ import annotations
 
@@ -28,7 +28,6 @@ _POWERS: Final = 2048  # bits of powers of numbers that are exact
 
 
 def simplified(a: Expression) -> Expression:
-    """Return an expression in a simpler form that is proved to have its values."""
     known: dict[Expression, Expression] = {}
 
     def made(a: Expression) -> Expression:

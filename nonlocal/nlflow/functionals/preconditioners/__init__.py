@@ -1,1 +1,1 @@
-"""Preconditioners of (I - P) + phi, self-adjoint and positive in the degree measure."""
+"""Preconditioners of (I - P) + phi."""

@@ -1,4 +1,4 @@
-"""Which preconditioner conjugate gradients begin with, and which they go on with."""
+"""The choice of a preconditioner."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _QUICK = 16  # iterations with the diagonal below which it is not
 
 
 class Choice:
-    """A preconditioner, and whether to change it; ``auto`` looks at iterations, never at a clock."""
+    """A preconditioner, and whether to change it."""
 
     def __init__(
         self, affinity: Affinity, fidelity: Fidelity, operator: Operator, like: Array, name: str, rtol: float,

@@ -25,9 +25,8 @@ class LostDigitsError(NumericalError):
 class Elimination:
     """The inverse of A = diag(m) ((I - P) + phi) on the free nodes of a graph, by the factors L U of SuperLU.
 
-    Rows are ordered by minimum degree (Liu 1985, doi 10.1145/214392.214398) and none is exchanged, which a symmetric
-    diagonally dominant matrix allows. Up to 64 held nodes become charges (Buzbee, Dorr, George and Golub 1971, doi
-    10.1137/0708066), so that the factor for phi = 0 serves other constraints.
+    Rows are ordered by minimum degree (Liu 1985, doi 10.1145/214392.214398). Up to 64 held nodes become charges
+    (Buzbee, Dorr, George and Golub 1971, doi 10.1137/0708066), so that the factor for phi = 0 serves other constraints.
     """
 
     name = "direct"

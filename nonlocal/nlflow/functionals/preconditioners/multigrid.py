@@ -140,7 +140,7 @@ def galerkin(graph: Sparse, diagonal: Floats, up: Sparse) -> Sparse:
 
 
 def inverse(matrix: Floats) -> Floats:
-    """Return the pseudo-inverse of a positive semidefinite matrix, without LAPACK, whose sums depend on the threads."""
+    # The pseudo-inverse, without LAPACK, whose sums depend on the threads.
     result = matrix.copy()
     original = matrix.diagonal().copy()
     for k in range(len(result)):

@@ -67,7 +67,6 @@ class Diagonal:
         return np.asarray(power)
 
     def diagonal(self, gains: Floats) -> Floats:
-        """Return the diagonal of a function of P, one value for each node."""
         if not self._cosine:
             return np.full(self._shape, float(np.sum(gains * self.multiplicities)) / math.prod(self._shape))
         for axis in self._axes:

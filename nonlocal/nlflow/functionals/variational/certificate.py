@@ -41,10 +41,8 @@ class CertifiedMinimizer(Minimizer):
 
 
 def bounding_box(u: NDArray[Any], f: NDArray[Any], rigid: NDArray[Any]) -> NDArray[Any]:
-    """Return the smallest box with all values of `u` and the observed ones of `f`, shape (2, D).
-
-    Projection onto it never raises E_p, so restricting G to it leaves the minimum and makes the dual value finite.
-    """
+    """Return the smallest box with all values of `u` and the observed ones of `f`, shape (2, D)."""
+    # Projection onto it never raises E_p, so restricting G to it leaves the minimum and makes the dual value finite.
     known = np.concatenate([u, f[rigid > 0]])
     return np.stack([known.min(axis=0), known.max(axis=0)])
 

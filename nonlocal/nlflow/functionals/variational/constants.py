@@ -1,4 +1,4 @@
-"""Total variation with a weak fidelity: minimizers that are constant on each connected part of the graph."""
+"""Total variation with a weak fidelity."""
 
 from __future__ import annotations
 
@@ -15,10 +15,9 @@ _HALVINGS = 64
 
 
 def constants(jp: Jp, f: NDArray[np.floating], rigid: Floats, misfit: Misfit) -> tuple[Floats, float] | None:
-    """Return the minimizer of J_1(u) + sum_i r_i g(u_i, f_i) and its value if constants are seen to be it, else None.
+    """Return the minimizer of J_1(u) + sum_i r_i g(u_i, f_i) and its value if it is found to be constant on parts.
 
-    They are where a flow q with |q_ij| <= W_ij has the divergence -r_i g'(u_i, f_i). Flows along a spanning tree are
-    tried.
+    That is so if a flow along edges, |q_ij| <= W_ij, has the divergence -r_i g'(u_i, f_i).
     """
     from scipy.sparse.csgraph import connected_components
 

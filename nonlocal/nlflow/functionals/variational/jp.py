@@ -46,7 +46,6 @@ class Graph:
 
     @cached_property
     def degree(self) -> Floats:
-        """sum_j W_ij, shape (N,)."""
         return np.asarray(self._sparse.sum(axis=1, dtype=np.float64)).ravel()
 
     def lengths(self, u: Floats) -> Floats:
@@ -81,7 +80,6 @@ class Graph:
         return np.asarray((sums / np.where(total > 0, total, 1.0)[:, None])[part])
 
     def over_edges(self, values: Floats) -> Floats:
-        """Return (v_i + v_j) / 2 for each edge."""
         return np.asarray((np.repeat(values, np.diff(self.starts)) + values[self.ends]) / 2)
 
     def affinity(self, weights: Floats) -> SparseAffinity:

@@ -102,7 +102,6 @@ class Problem:
         self.dual = np.clip(slope + self.misfit.bent(u, self.f, smoothing, self.dual) * step, -1, 1)
 
     def gap(self, u: Floats, smoothing: float) -> float:
-        """Return the duality gap of u and the better of two dual fields, smoothed and not."""
         jp, x, box = self.jp, self.jp.slopes(u), bounding_box(u, self.f, self.rigid)
         found = math.inf
         for s in {0.0, smoothing if jp.p < 2 else 0.0}:
@@ -117,7 +116,6 @@ class Problem:
 
 
 def minimize(problem: Problem, start: Floats | None, rtol: float, maxiter: int) -> tuple[Floats, float, float, int]:
-    """Return the signal with the smallest gap, its value and its gap, and the number of linear problems."""
     best: Found | None = None
     at_f = problem.value(problem.f, 0.0)
     if at_f <= float(np.finfo(np.float64).eps) ** problem.misfit.degree * float(problem.rigid.sum()):

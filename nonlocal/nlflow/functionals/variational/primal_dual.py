@@ -1,4 +1,4 @@
-"""Nonlocal total variation: the primal-dual method of Chambolle and Pock, stopped by the duality gap."""
+"""Nonlocal total variation by the primal-dual method of Chambolle and Pock."""
 
 from __future__ import annotations
 
