@@ -126,7 +126,7 @@ def _is_array(piece: Any) -> bool:
 
 
 def probe(flow: Flow, like: Array) -> NDArray[np.float64]:
-    """Return log d and P of a fixed signal: a kernel, compared up to rounding."""
+    """Return log d and P of a fixed signal, by which kernels are compared up to rounding."""
     affinity = flow.affinity
     signal = affinity.own(np.random.default_rng(0).standard_normal(affinity.whole_shape), like)
     seen = [values for one in flow.affinities for values in (one.log_degree, one._average(signal))]

@@ -1,4 +1,4 @@
-"""Derivatives of functionals, flows and equilibria by torch."""
+"""Derivatives of functionals, flows and equilibria."""
 
 from __future__ import annotations
 

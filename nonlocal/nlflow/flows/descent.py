@@ -1,4 +1,4 @@
-"""Whether a run descends its energy and keeps its mean."""
+"""Checks of the energy and the mean of a run."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _ROUNDED = 0.05  # eps t rho, from which on rounding can move it so far
 
 
 class Descent:
-    """Looks for an energy that rises, or a mean that moves, without reason."""
+    """Watches for an energy that rises, and a conserved mean that moves."""
 
     def __init__(self, flow: Flow, integrator: Integrator) -> None:
         self.watched = isinstance(flow, LinearFlow) and flow.has_energy and flow.plain

@@ -1,4 +1,4 @@
-"""Many paths of a flow with noise."""
+"""Ensembles of paths."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Events: moments at which a function of time and signal changes its sign."""
+"""Events of a run."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Event(Tracker):
         What follows beside the record: nothing, the end of the run, or a reset ``action(t, u)``, which returns the
         signal to go on with.
     tol : float, optional
-        Absolute tolerance of the time; 1e-10 of the end time by default.
+        Absolute tolerance of the time, beside the error of the steps; 1e-10 of the end time by default.
     signals : bool
         Keep the signal at each event, before a reset.
     name : str

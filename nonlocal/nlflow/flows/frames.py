@@ -1,4 +1,4 @@
-"""A tracker that writes signals to a file."""
+"""Frames in files."""
 
 from __future__ import annotations
 
@@ -54,7 +54,6 @@ class Resumable(Tracker):
         self._lock = ExitStack()
 
     def start(self, flow: Flow, u: Array, t: float, end: float) -> None:
-        """Raise `InputError` early when the file could not be written."""
         check_whole(self, flow)
         check_place(self.path, folders=True)  # anew: the run may begin much later
         self._lock.enter_context(locked(self.path, "path", whole=True))

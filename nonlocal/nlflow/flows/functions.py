@@ -512,7 +512,7 @@ def transform_of(flow: LinearFlow, method: str) -> tuple[Diagonal, Floats] | Non
 
 
 def is_aside(flow: LinearFlow) -> bool:
-    """Whether constants are an eigenvector of A, that of its smallest eigenvalue."""
+    """Whether constants are the eigenvector of the smallest eigenvalue of A."""
     return flow.plain and (flow.fidelity is None or flow.fidelity.uniform is not None)
 
 
@@ -544,7 +544,7 @@ def _root_measure(flow: LinearFlow, size: int) -> Floats:
 
 
 def symmetric_flow(given: Any, metric: str | Metric | None = None, name: str = "L") -> LinearFlow:
-    """Return the flow of what stands for A, frozen and self-adjoint, without a constraint."""
+    """Return the flow whose A is meant; `InputError` where g(A) is not defined."""
     if isinstance(given, LinearFlow) and metric is not None:
         raise InputError(f"metric: got {metric!r} for a flow, which has its own, {given.metric!r}; leave it out")
     if isinstance(given, Affinity):

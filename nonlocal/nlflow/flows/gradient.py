@@ -90,7 +90,7 @@ class GradientFlow(LinearFlow):
 
     @property
     def functional(self) -> J:
-        """The functional that the flow descends, without the potential of its terms."""
+        """J or E, without the potential of the terms."""
         if isinstance(self._functional, E) and self.terms.observed is not None:
             return self._functional.with_observed(self.observed)
         return self._functional
@@ -155,7 +155,6 @@ class AttentionFlow(LinearFlow):
 
     @property
     def functional(self) -> J | None:
-        """J or E for a symmetric affinity, or None."""
         if not self.symmetric:
             return None
         if self.fidelity is None:

@@ -38,7 +38,7 @@ class AllenCahn(Reaction):
     Parameters
     ----------
     strength : float
-        s > 0, beside the rate of the diffusion (1 in the degree metric).
+        s > 0.
     interval : tuple of float
         Of the values that the signal takes; see `Reaction`.
 

@@ -1,4 +1,4 @@
-"""Linear flows, du/dt = r (Pu - u) + phi (f - u), and the terms beside it."""
+"""Linear flows with terms beside A."""
 
 from __future__ import annotations
 
@@ -277,11 +277,7 @@ class LinearFlow(Flow):
         return now.free(result + now.moved(now._driving(u)) if now.terms.drives else result)
 
     def jacobian(self, u: Array, v: Array) -> Array:
-        """Return the derivative of `velocity` at `u` along `v`.
-
-        By differences where the kernel follows the signal, a reaction has no derivative, the mobility depends on u, or
-        `velocity` alone is overridden.
-        """
+        """Return the derivative of `velocity` at `u` along `v`, by differences where A and R' do not give it."""
         if (self.evolving and self.every == 1) or self.overridden("linear") or self.inner.varies:
             return super().jacobian(u, v)
         u, v = self.held(u), self.free(v)
@@ -428,7 +424,7 @@ class LinearFlow(Flow):
 
     @property
     def moving(self) -> list[str]:
-        """What moves the signal beside A, in words."""
+        """What moves the signal beside A."""
         return [*self.terms.moving, *(["mobility m(u)"] if self.inner.varies else [])]
 
     def overridden(self, piece: str) -> str | None:

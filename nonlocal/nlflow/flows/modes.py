@@ -1,4 +1,4 @@
-"""The linear part A of a flow in the modes of a transform."""
+"""Modes of a flow."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""White noise as a term of a flow, du = v(u) dt + s dW."""
+"""White noise."""
 
 from __future__ import annotations
 
@@ -181,7 +181,7 @@ class Noise:
         return result
 
     def on_channel(self, channel: int) -> Noise:
-        """Return the noise from this channel on."""
+        """Return the noise of path 0 from a channel on."""
         result = copy.copy(self)
         result.path, result._channel = 0, channel
         return result

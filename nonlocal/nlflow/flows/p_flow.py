@@ -1,4 +1,4 @@
-"""The gradient flow of a p-functional, and its steps."""
+"""Flows of p-functionals."""
 
 from __future__ import annotations
 

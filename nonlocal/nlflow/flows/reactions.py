@@ -1,4 +1,4 @@
-"""Reactions: a term R(t, x, u) of a flow at each node."""
+"""Reactions."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class _Averages:
 class Reaction:
     """A term R of a flow that acts at each node, du/dt = -grad + R: of u, of (t, u), or of (t, x, u).
 
-    `derivative`, `bound` and `potential` are compared with R at samples of its interval, at t = 0.
+    R is checked at samples of its interval, at t = 0, and `derivative`, `bound` and `potential` are compared with it.
 
     Parameters
     ----------
@@ -93,8 +93,8 @@ class Reaction:
     Raises
     ------
     InputError
-        For a function whose result has another shape or dtype, or is not finite on the interval; for a derivative,
-        bound or potential that disagrees with it.
+        For a function whose result has another shape or dtype, or is not finite at a sample; for a derivative, bound
+        or potential that disagrees with it.
 
     Examples
     --------

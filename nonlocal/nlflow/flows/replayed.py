@@ -1,4 +1,4 @@
-"""Steps that a GPU records once and repeats."""
+"""Recorded steps."""
 
 from __future__ import annotations
 

@@ -251,7 +251,7 @@ def to_dataset(solution: Any, domain: Any) -> Any:
 
 
 def layout_of(domain: Domain, frame: NDArray[Any], attributes: dict[str, Any]) -> Layout:
-    """Return what the frames of a run look like, from the first."""
+    """Return the layout of a run's frames, from the first."""
     return Layout(
         domain,
         frame.shape,

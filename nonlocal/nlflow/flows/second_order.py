@@ -1,4 +1,4 @@
-"""The contract of flows of second order."""
+"""Flows of second order."""
 
 from __future__ import annotations
 

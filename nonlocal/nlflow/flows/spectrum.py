@@ -1,4 +1,4 @@
-"""Extreme eigenvalues of a flow's linear operator."""
+"""Eigenvalues of flows."""
 
 from __future__ import annotations
 
@@ -195,7 +195,7 @@ def largest_eigenvalue(flow: LinearFlow, *, diffusion: bool = False) -> float:
 
 
 def own_eigenvalues(flow: LinearFlow, *, diffusion: bool = False) -> NDArray[Any]:
-    """Return eigenvalues of an operator of one's own: all up to 400 unknowns, beyond the six of largest modulus.
+    """Return eigenvalues of an overridden operator: all up to 400 unknowns, beyond the six of largest modulus.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Tokens on the sphere: self-attention with norm as a flow, and its steps."""
+"""Tokens on the sphere."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ class SphereFlow(Flow):
     Raises
     ------
     InputError
-        For tokens that are not on the sphere, and maps of other shapes.
+        For tokens that are not on the sphere, and other arguments.
 
     Examples
     --------
@@ -166,7 +166,7 @@ class SphereFlow(Flow):
 
     @of_signal
     def attention(self, x: Array) -> Array:
-        """Return sum_j a_ij x_j W_V, shape (N, d)."""
+        """Return sum_j a_ij x_j W_V."""
         now = self.at(x)
         now.applications += 1
         xp = namespace(x)

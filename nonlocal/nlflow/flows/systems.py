@@ -1,4 +1,4 @@
-"""Systems: signals whose channels diffuse by kernels of their own."""
+"""Systems of channels."""
 
 from __future__ import annotations
 

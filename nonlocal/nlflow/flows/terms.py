@@ -1,4 +1,4 @@
-"""The terms of a flow beside its linear part."""
+"""Terms of flows."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def _own(signal: Array) -> Array:
 
 @dataclass(frozen=True)
 class Terms:
-    """What a flow has beside its linear part."""
+    """The terms of a flow."""
 
     reaction: Reaction | None = None
     source: Signal | None = None
@@ -130,12 +130,12 @@ class Terms:
 
     @property
     def words(self) -> list[str]:
-        """What there is, in words."""
+        """The terms, in words."""
         return [*self.moving, *([] if self.constraint is None else [f"constraint {self.constraint!r}"])]
 
     @property
     def moving(self) -> list[str]:
-        """What there is beside a constraint, in words."""
+        """The terms but a constraint, in words."""
         return [
             *([] if self.reaction is None else [f"reaction {self.reaction!r}"]),
             *([] if self.source is None else ["source g(t)" if self.source.timed else "source g"]),

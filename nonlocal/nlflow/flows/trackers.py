@@ -1,4 +1,4 @@
-"""Trackers that watch an integration, and rules that stop it."""
+"""Trackers and stopping rules."""
 
 from __future__ import annotations
 
@@ -114,9 +114,9 @@ class Tracker(ABC):
     every : int
         Look after this many steps, at the start and at the end.
     interval : float, optional
-        Instead: look at 0, interval, 2 interval, ... A step ends at each of these times.
+        Instead: look at 0, interval, 2 interval, ..., where steps then end.
     at : array_like, optional
-        Instead: look at these times, increasing, at most the end time. A step ends at each of them.
+        Instead: look at these times, increasing, at most the end time, where steps then end.
 
     Attributes
     ----------
@@ -326,7 +326,6 @@ class Checkpoint(Tracker):
         self._lock = ExitStack()
 
     def start(self, flow: Flow, u: Array, t: float, end: float) -> None:
-        """Raise `InputError` early when the file could not be written."""
         check_place(self.path, folders=False)
         self._together(flow, lambda: self._lock.enter_context(locked(self.path, "path")))
 

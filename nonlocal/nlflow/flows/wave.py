@@ -1,4 +1,4 @@
-"""Waves, and their exact solution."""
+"""Waves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Steps of one length: explicit Euler, the semi-implicit step, and layers."""
+"""Steps of one length."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Steps that are implicit in the linear part and explicit in the rest."""
+"""Implicit-explicit steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runge-Kutta methods, and steps that follow an estimate of their error."""
+"""Runge-Kutta methods."""
 
 from __future__ import annotations
 

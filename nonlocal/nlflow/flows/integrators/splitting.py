@@ -1,4 +1,4 @@
-"""Steps that follow the linear flow and that of the reaction in turn."""
+"""Splittings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Steps of flows with noise, du = v(u) dt + s(u) dW."""
+"""Steps with noise."""
 
 from __future__ import annotations
 

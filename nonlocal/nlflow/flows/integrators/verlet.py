@@ -1,4 +1,4 @@
-"""The symplectic step of flows of second order."""
+"""Symplectic steps."""
 
 from __future__ import annotations
 
