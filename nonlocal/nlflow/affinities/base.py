@@ -106,9 +106,8 @@ class Affinity(ABC):
 
     Notes
     -----
-    A subclass of your own defines ``_average(u)`` (Pu of a checked signal) and ``_log_degree()`` (log d without the
-    kernel's amplitude), and ``memory_bytes`` where it keeps more than arrays. Where k is not symmetric, `push` asks for
-    ``_push``, and functionals for ``_symmetrized``.
+    A subclass defines ``_average(u)`` (Pu of a checked signal) and ``_log_degree()`` (log d without the kernel's
+    amplitude); for a k that is not symmetric `push` asks for ``_push``, and functionals for ``_symmetrized``.
     """
 
     method: str
@@ -186,7 +185,7 @@ class Affinity(ABC):
         Parameters
         ----------
         law : array of shape ``domain.shape`` or ``domain.shape + (D,)``
-            Probabilities of the nodes; one law for each channel.
+            Probabilities of the nodes, one law for each channel.
 
         Raises
         ------
@@ -227,7 +226,7 @@ class Affinity(ABC):
             )
 
     def check_kind(self, name: str, array: Array) -> Array:
-        """Return an array of the right kind and shape, or raise `InputError`; its numbers are not looked at."""
+        """Return an array of the right kind and shape, or raise `InputError`."""
         check_signal_like(name, array)
         self._check_device(name, array)
         self.domain.check_shape(name, array)
@@ -258,7 +257,7 @@ class Affinity(ABC):
 
     @property
     def degree(self) -> Array:
-        """d_i = sum_j w_j k_ij, shape ``domain.shape``; functionals take that of K = k + k^T.
+        """d_i = sum_j w_j k_ij, shape ``domain.shape``.
 
         Raises
         ------

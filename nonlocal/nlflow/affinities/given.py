@@ -162,7 +162,6 @@ def _of_arrays(graph: Any, edge_weight: Any, nodes: int | None, limit: float | N
 
 
 def matrix_of(name: str, value: Any, limit: float | None) -> Sparse:
-    """Return a matrix (N, N) of numbers >= 0 by sorted rows without zeros, float64; a copy."""
     from scipy.sparse import issparse
 
     sparse: bool = issparse(value)

@@ -18,7 +18,6 @@ Sparse: TypeAlias = "csr_array[Any, tuple[int, int]]"
 
 
 def check_undamaged(name: str, matrix: Any) -> None:
-    """Raise `InputError` for a sparse array whose indices lead out of it: loops follow them anywhere."""
     try:
         if hasattr(matrix, "check_format"):
             matrix.check_format(full_check=True)
@@ -27,7 +26,6 @@ def check_undamaged(name: str, matrix: Any) -> None:
 
 
 def check_labels(name: str, matrix: Any) -> None:
-    """Raise `InputError` for a data frame whose rows and columns share names, but not in one order."""
     if not hasattr(matrix, "columns"):
         return
     rows, columns = (list(map(repr, names)) for names in (matrix.index, matrix.columns))

@@ -41,7 +41,6 @@ def check_symmetric(kernel: Kernel, queries: Array, keys: Array) -> None:
 
 
 def check_rows(highest: Array, start: int = 0) -> None:
-    """Raise `InputError` when the largest logit of a row is -inf (no neighbour), +inf or NaN (overflow)."""
     xp = namespace(highest)
     wrong = ~xp.isfinite(highest)
     if not bool(xp.any(wrong)):

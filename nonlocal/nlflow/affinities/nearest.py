@@ -234,7 +234,6 @@ class Neighbours:
 
 
 def positive(scales: Floats) -> Floats:
-    """Return scales with the least positive one in place of 0, where all neighbours lie at the place of a point."""
     there = scales > 0
     return np.where(there, scales, scales[there].min() if there.any() else 1.0)
 

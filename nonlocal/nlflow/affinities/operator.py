@@ -28,7 +28,7 @@ ROUNDING = {"float32": 4e-6, "float64": 2e-13}
 
 @dataclass(frozen=True)
 class Gradients:
-    """Derivatives of sum_ic g_ic (Kw)_ic.
+    """Derivatives by `KernelOperator.gradients`.
 
     Attributes
     ----------

@@ -23,7 +23,6 @@ LARGEST = float(np.finfo(np.float64).max)
 
 
 def squared_limit(reach: float, slack: float) -> float:
-    """Return the squared distance up to which boxes are kept, for a reach and what rounding adds to it."""
     return min((reach + slack) * (reach + slack) * (1 + 1e-6), LARGEST)
 
 

@@ -1,7 +1,7 @@
 """Affinities whose nodes are shared out among processes.
 
-Each process has consecutive nodes, and their rows of each signal. All processes run one script, which uses `nlflow.J`,
-`nlflow.E`, flows, `nlflow.solve` and minimizers as in one process::
+Each process has consecutive nodes, and their rows of each signal. All run one script, with `nlflow.J`, `nlflow.E`,
+flows, `nlflow.solve` and minimizers as in one process::
 
     import torch
     import torch.distributed as dist
@@ -68,7 +68,6 @@ def points(nodes: ArrayLike, weights: ArrayLike | None = None, *, volume: float 
     volume : float
         Of the whole domain.
     group : ProcessGroup, optional
-        All processes by default.
     """
     own = Points(nodes, weights)
     if weights is not None:
@@ -298,7 +297,7 @@ class _Sharded(Affinity):
 class ShardedAffinity(_Sharded):
     """The weights between the nodes of all processes, computed anew at each average; `affinity` makes it.
 
-    Signals are given as tensors of this process's rows, and come back as shards of the whole (`local`, `gather`).
+    It takes tensors of this process's rows, and returns shards of the whole (`local`, `gather`).
 
     """
 
@@ -336,7 +335,7 @@ class ShardedAffinity(_Sharded):
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes that this process keeps."""
+        """Bytes kept by this process."""
         features = self._keys.numel() * (1 if self._queries is self._keys else 2)
         if self.mode == "gather":
             features += self._keys.shape[1] * self._processes.total

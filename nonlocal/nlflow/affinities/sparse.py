@@ -111,7 +111,7 @@ class SparseAffinity(Affinity):
         return result
 
     def without_loops(self) -> SparseAffinity:
-        """Return the graph without self-loops, where some node's outweighs its other edges; else this one."""
+        """Return the graph without self-loops if some node's outweighs its other edges, else this one."""
         # Loops cancel from D - W, and so from the minimizers of J, but hide the digits of lighter edges in averages. It
         # is kept.
         loops = self._graph.diagonal()

@@ -84,7 +84,6 @@ def log_table(
 
 
 def table_symbol(table: Floats, grid: Grid) -> Floats:
-    """Return the eigenvalues of the sum with a table on a periodic or reflecting grid, that of constants first."""
     # In the layout of `scipy.fft.rfftn` for periodic grids, of the cosine transform of type 2 for reflecting ones.
     if grid.boundary == "periodic":
         return np.asarray(fft.rfftn(wrap(table, grid.shape), workers=cores()).real)

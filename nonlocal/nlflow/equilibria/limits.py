@@ -31,12 +31,12 @@ from nlflow.markov.reduction import reduce_states
 
 @dataclass(frozen=True, repr=False)
 class Equilibrium(Minimizer):
-    """The limit of a flow for t to infinity, or a state of rest.
+    """A limit of a flow for t to infinity, or a state of rest.
 
     Attributes
     ----------
     u : array
-        The limit, shaped like the signal.
+        Shaped like the signal.
     residual : float
         Of its equations, recomputed from `u`: of a linear system relative to the right-hand side, of a direct solution
         relative to |A| |u| + |b| in each row, of `find_equilibrium` as its `rtol` says.

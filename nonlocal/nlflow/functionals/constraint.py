@@ -145,7 +145,6 @@ class Held:
         return signal.astype(dtype) if is_numpy(signal) and affinity.dtype is None else signal
 
     def at(self, t: float, like: Array) -> Array:
-        """Return a signal like `like` with the values at time t, 0 at free nodes."""
         key = (t if self.timed else 0.0, tuple(like.shape), str(like.dtype), str(getattr(like, "device", "")))
         if self._kept is None or self._kept[0] != key:
             self._kept = (key, self._formed(t, like))

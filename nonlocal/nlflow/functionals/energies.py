@@ -70,7 +70,7 @@ class J:
         self.affinity = affinity.symmetrized()
 
     def with_affinity(self, affinity: Affinity) -> J:
-        """Return the functional of another affinity of k."""
+        """Return the functional of another affinity."""
         return type(self)(affinity)
 
     def _form(self, u: Array, average: Array | None, unit: Array | float) -> Array:
@@ -129,7 +129,7 @@ class J:
         return value
 
     def pending(self, u: Array, *, normalize: bool = False, average: Array | None = None) -> Pending:
-        """Return the value, which may still lie on a device."""
+        """Return the value, maybe still on a device."""
         unit = unit_of(u)
 
         def formed(unit: float, form: float, *total: float) -> float:
@@ -138,7 +138,7 @@ class J:
         return Pending(formed, unit, self._form(u, average, unit), *self.affinity.total_parts())
 
     def gradient(self, u: Array, metric: str | Metric = "l2", *, average: Array | None = None) -> Array:
-        """Return the gradient of J in a metric: Lu (``l2``) or u - Pu (``degree``); one average."""
+        """Return the gradient in a metric, for J Lu (``l2``) or u - Pu (``degree``)."""
         inner = as_metric(metric)
         u = self.affinity.check_signal("u", u)
         average = self.affinity.average(u) if average is None else self.affinity.domain.check_signal("average", average)
@@ -157,7 +157,7 @@ class J:
     def value_and_gradient(
         self, u: Array, metric: str | Metric = "l2", *, normalize: bool = False
     ) -> tuple[float, Array]:
-        """Return value and gradient; one average."""
+        """Return value and gradient, which share an average."""
         average = self.affinity.average(u)
         return self.value(u, normalize=normalize, average=average), self.gradient(u, metric, average=average)
 
@@ -268,8 +268,8 @@ class E(J):
     observed : array of shape ``domain.shape`` or ``domain.shape + (D,)``
         The signal f.
     fidelity : float, or array of shape ``domain.shape`` or ``domain.shape + (D, D)``
-        lambda >= 0 (``measure='l2'``) or lambda~ >= 0 (``measure='degree'``); 0 where data is missing. Or a symmetric
-        positive semidefinite matrix for each node; node axes of length 1 are shared.
+        lambda >= 0 (``measure='l2'``) or lambda~ >= 0 (``measure='degree'``), 0 where data is missing; or a symmetric
+        positive semidefinite matrix for each node, where node axes of length 1 are shared.
     measure : {'l2', 'degree'}
         The weight m: w, or w d with the degree d of K = k + k^T, for a symmetric k twice that of `affinity`. With
         ``degree`` lambda~ is that of a NeuTRENO layer in the degree metric.
@@ -376,8 +376,8 @@ class E(J):
     ) -> Minimizer:
         """Return the minimizer u*, (L + lambda) u* = lambda f, by preconditioned conjugate gradients.
 
-        One average an iteration. On a part of the domain that sees no node with a fidelity > 0 u is one of many
-        minimizers, and its error has no bound.
+        One average an iteration, and those of the preconditioner. On a part of the domain that sees no node with a
+        fidelity > 0 u is one of many minimizers, and its error has no bound.
 
         Parameters
         ----------

@@ -20,7 +20,7 @@ from nlflow.errors import InputError, NlflowError, NumericalError, check_array, 
 class Fidelity(ABC):
     """Contract of a fidelity operator Lambda, which `nlflow.testing.check_fidelity` checks.
 
-    Signals may hold several vectors of `width` channels side by side in their last axis.
+    The last axis of signals may hold several vectors of `width` channels.
     """
 
     @property

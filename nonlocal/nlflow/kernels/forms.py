@@ -103,7 +103,6 @@ def _product(k: Expression) -> list[Expression]:
 
 
 def rate(k: Expression) -> float | None:
-    """Return c if k is 2^(c x) of the squared distance x, a Gaussian; else None."""
     if k.operation != "exp2" or k.terms[0].operation != "multiply":
         return None
     x, c = k.terms[0].terms
@@ -114,7 +113,6 @@ def rate(k: Expression) -> float | None:
 
 
 def parsed(text: str, names: dict[str, Expression], argument: str = "k") -> Expression:
-    """Return the expression that a text stands for, of which nothing is run; `InputError` for other text."""
     if len(text) > _LONGEST:
         raise InputError(
             f"{argument}: got {len(text)} characters, expected at most {_LONGEST}; write it shorter, or as a function"

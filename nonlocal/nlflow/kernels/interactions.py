@@ -206,7 +206,7 @@ class _Sum(Interaction):
 class Morse(Interaction):
     """The Morse potential of swarms, W = c_r exp(-r / l_r) - c_a exp(-r / l_a).
 
-    D'Orsogna, Chuang, Bertozzi and Chayes (2006, doi 10.1103/PhysRevLett.96.104302) tell which swarms collapse.
+    (D'Orsogna, Chuang, Bertozzi and Chayes 2006, doi 10.1103/PhysRevLett.96.104302.)
 
     Parameters
     ----------

@@ -15,8 +15,7 @@ from nlflow.kernels.base import RadialKernel
 class TopHat(RadialKernel):
     """Top-hat kernel, ``k = 1 where |x - y| <= radius, else 0``.
 
-    Not positive definite, so the averaging operator can have negative eigenvalues. The kernel of bounded-confidence
-    consensus (Hegselmann and Krause 2002).
+    Not positive definite, so the averaging operator can have negative eigenvalues.
 
     Parameters
     ----------

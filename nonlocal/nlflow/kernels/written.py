@@ -33,7 +33,6 @@ def values(a: Expression, squared: Sequence[float | Decimal]) -> list[Decimal | 
 
 
 def logarithm(k: Decimal | None) -> float:
-    """Return log k as a float; NaN for what is negative, infinite, no number or not told."""
     if k is None or not k.is_finite() or k < 0:
         return math.nan
     # That of a float is rounded as much, in a twentieth of the time.

@@ -18,7 +18,7 @@ NO_EDGES = "the graph has no edges, so that J is 0 and the observed signal the m
 
 @dataclass(frozen=True, repr=False)
 class CertifiedMinimizer(Minimizer):
-    """A minimizer with a bound on what is left to gain.
+    """A minimizer with its duality gap.
 
     Attributes
     ----------
@@ -61,7 +61,6 @@ def fidelity_slack(u: NDArray[Any], flow: Floats, rigid: NDArray[Any], f: NDArra
 def misfit_slack(
     misfit: Misfit, u: NDArray[Any], flow: Floats, rigid: NDArray[Any], f: NDArray[Any], box: NDArray[Any]
 ) -> float:
-    """Return `fidelity_slack` for G(u) = sum_i r_i g(u_i, f_i)."""
     stiff = np.broadcast_to(np.asarray(rigid, dtype=np.float64)[:, None], u.shape)
     seen, here, target = stiff > 0, u.astype(np.float64), f.astype(np.float64)
     with np.errstate(over="ignore"):

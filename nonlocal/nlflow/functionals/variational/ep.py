@@ -127,11 +127,11 @@ class Ep(Jp):
     def minimizer(
         self, *, rtol: float | None = None, maxiter: int | None = None, start: Any = None
     ) -> CertifiedMinimizer:
-        """Return the minimizer with a bound on what is left to gain, the duality gap.
+        """Return the minimizer with its duality gap.
 
         For 1 < p <= 2 by lagged diffusivity; for p > 2, and for a misfit with p > 1, by Newton's method; for p = 1 by
         the primal-dual method of Chambolle and Pock (doi 10.1007/s10851-010-0251-1), or at once where a weak fidelity
-        leaves constants. O(edges D) time an iteration, and memory.
+        leaves constants. O(edges D) memory; a primal-dual iteration takes O(edges D) time.
 
         Parameters
         ----------

@@ -70,7 +70,6 @@ class Graph:
         return csr_array((np.ones(edges, dtype), np.arange(edges), self.starts), shape=(len(self.starts) - 1, edges))
 
     def means(self, values: Floats, weights: Floats) -> Floats:
-        """Return the mean of values (N, D) over each connected part, 0 where it has no weight."""
         from scipy.sparse.csgraph import connected_components
 
         count, part = connected_components(self._sparse, directed=False)
