@@ -347,6 +347,8 @@ def attention(f: Any, strength: Any, x: Any = None) -> nl.AttentionFlow:
         (lambda e, u: derivatives.run(nl.GradientFlow(e), u, nl.RungeKutta(), 3), "integrator: got RungeKutta"),
         (lambda e, u: derivatives.run(nl.GradientFlow(e), u, nl.ExplicitEuler(100.0), 3), "dt: got 100"),
         (lambda e, u: derivatives.run(nl.GradientFlow(e), u, nl.ExplicitEuler(0.1), -1), "steps: got -1"),
+        (lambda e, u: derivatives.run(e, u, nl.ExplicitEuler(0.1), 1), "flow: got E, expected a GradientFlow"),
+        (lambda e, u: derivatives.value(e.given, u), "functional: got .*Affinity, expected J"),
         (lambda e, u: derivatives.minimizer(nl.J(e.given)), r"functional: got J, expected E"),
         (lambda e, u: derivatives.minimizer(e, maxiter=1), "minimizer: "),
         (lambda e, u: derivatives.equilibrium(e), "flow: got E, expected a GradientFlow or an AttentionFlow"),
@@ -367,7 +369,8 @@ def attention(f: Any, strength: Any, x: Any = None) -> nl.AttentionFlow:
         (lambda e, u: nl.solve(nl.GradientFlow(e), u, t=1.0), "a gradient, .* use nlflow.flows.derivatives.run"),
         (lambda e, u: nl.solve(nl.GradientFlow(e), U, t=1.0), "start: got dtype float64"),
     ],
-    ids=["numpy", "adaptive", "unstable", "negative", "J", "unsolved", "no flow", "evolving", "without",
+    ids=["numpy", "adaptive", "unstable", "negative", "no flow to run", "no functional",
+         "J", "unsolved", "no flow", "evolving", "without",
          "conserved", "zero", "attention", "rtol", "maxiter", "adjoint", "plain minimizer", "learnt minimizer",
          "learnt equilibrium", "plain solve", "mixed"],
 )  # fmt: skip

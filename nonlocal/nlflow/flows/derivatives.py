@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from nlflow._array import kept_like, over_channels
 from nlflow.errors import InputError, NumericalError, check_integer, check_number
+from nlflow.flows.flow import Flow
 from nlflow.flows.gradient import AttentionFlow, GradientFlow
 from nlflow.flows.integrators import FixedStep, Integrator
 from nlflow.flows.integrators.base import check_admitted, check_same_flow, check_terms
@@ -57,6 +58,8 @@ def value(functional: J, u: Tensor) -> Tensor:
     >>> [round(float(g), 6) for g in x.grad]  # the nodes attract each other the less, the farther they are apart
     [2.426123, -2.426123]
     """
+    if not isinstance(functional, J):
+        raise InputError(f"functional: got {type(functional).__name__}, expected J(affinity) or E(affinity, f, ...)")
     u = _tensor("u", functional.affinity.check_signal("u", u))
     affinity = functional.affinity
     weights = kept_like(affinity.domain.weights, u.double())
@@ -94,6 +97,9 @@ def run(flow: LinearFlow, u: Tensor, integrator: Integrator, steps: int) -> Tens
     InputError
         For other integrators, noise, and terms that depend on time; `StabilityError` for a step that is too long.
     """
+    given: Any = flow
+    if not isinstance(given, Flow):
+        raise InputError(f"flow: got {type(given).__name__}, expected a GradientFlow or an AttentionFlow")
     u = flow.held(_tensor("u", flow.affinity.check_signal("u", u)))
     steps = check_integer("steps", steps, minimum=0)
     if flow.needs_integrator:
