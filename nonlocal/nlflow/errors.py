@@ -180,7 +180,6 @@ def shortened(value: object, most: int = 160) -> str:
 
 
 def listed(values: Iterable[object], most: int = 5, form: str = "") -> str:
-    """List the first values."""
     shown = [f"{value:{form}}" for value in islice(values, most + 1)]
     return ", ".join(shown[:most]) + ", ..." * (len(shown) > most)
 
@@ -329,7 +328,6 @@ def check_range(name: str, given: Any, *, hint: str = "") -> tuple[float, float]
 
 
 def check_choice(name: str, value: Any, choices: tuple[str, ...]) -> str:
-    """Return one of `choices`."""
     if not isinstance(value, str) or value not in choices:
         raise InputError(f"{name}: got {_shown(value)}, expected one of {', '.join(map(repr, choices))}")
     return value
@@ -472,7 +470,6 @@ def _first(wrong: Any) -> str:
 
 
 def format_bytes(count: float) -> str:
-    """Write a byte count."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if count < 1024:
             return f"{count:.4g} {unit}"
@@ -492,7 +489,6 @@ def memory_limit() -> int:
 
 
 def physical_memory() -> int | None:
-    """Return bytes, or None."""
     if hasattr(os, "sysconf"):
         try:
             page, pages = os.sysconf("SC_PAGE_SIZE"), os.sysconf("SC_PHYS_PAGES")

@@ -106,7 +106,6 @@ def choose_device(name: str) -> Device:
 
 
 def found_devices() -> list[str]:
-    """Return the names of this machine's devices."""
     try:
         torch = _torch()
     except (ImportError, OSError):
@@ -121,7 +120,6 @@ def _torch() -> Any:
 
 
 def flow_need(nodes: int, width: int, channels: int, dtype: str) -> Need:
-    """Estimate a flow's memory."""
     # Features and their copies, a dozen signals, one matrix or its tiles.
 
     def needed(count: int) -> int:

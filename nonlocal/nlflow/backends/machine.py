@@ -67,7 +67,6 @@ def machine_name() -> str:
 
 
 def provenance(device: str = "cpu", seed: int | None = None) -> dict[str, Any]:
-    """Return versions, platform, git state, threads, device and seed."""
     return {**environment(), "git": git_state(), "threads": counts(), "device": device, "seed": seed}
 
 
@@ -77,7 +76,6 @@ def source_digest() -> str:
 
 
 def folder_digest(folder: Path) -> str:
-    """Return a digest of the Python files in a folder and below."""
     digest = hashlib.sha256()
     for path in sorted(folder.rglob("*.py")):
         digest.update(path.relative_to(folder).as_posix().encode())

@@ -39,7 +39,6 @@ class Need:
         return bisect_right(range(1, _MOST), free, key=self.of)
 
     def check(self, place: str, free: int) -> None:
-        """Raise `MemoryLimitError` if more is needed than is free."""
         if self.of(self.count) > free:
             raise self.error(place, free)
 
@@ -52,7 +51,6 @@ class Need:
 
     @contextmanager
     def guarded(self, place: str, free: Callable[[], int]) -> Iterator[None]:
-        """Turn a device's "out of memory" into `MemoryLimitError`."""
         # Estimates may be wrong, and other programs use the same device: no more than half is said to fit then.
         try:
             yield

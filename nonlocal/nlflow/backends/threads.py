@@ -29,7 +29,6 @@ def cores() -> int:
 
 
 def counts() -> dict[str, int]:
-    """Of Numba and torch, if loaded."""
     if "numba" in sys.modules:
         _numba()
     found = {name: getattr(sys.modules.get(name), "get_num_threads", None) for name in ("numba", "torch")}
@@ -43,7 +42,6 @@ def _numba() -> Any:
 
 
 def described() -> dict[str, Any]:
-    """Cores, threads, threading layer."""
     numba = _numba()
     return {
         "cpu_threads": cores(),
@@ -67,7 +65,6 @@ def _pool(layer: str, priority: tuple[str, ...]) -> str:
 
 @contextmanager
 def one_loop_thread() -> Iterator[None]:
-    """Run compiled loops in the calling thread alone."""
     numba = _numba()
     before = numba.get_num_threads()
     numba.set_num_threads(1)
@@ -114,7 +111,6 @@ def blas_limited() -> AbstractContextManager[Any]:
 
 @contextmanager
 def one_torch_thread() -> Iterator[None]:
-    """Hold torch to one thread of the CPU."""
     # Callers may overlap: the last one gives the threads back.
     torch = import_module("torch")
     with _TORCH:

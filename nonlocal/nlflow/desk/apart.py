@@ -338,7 +338,6 @@ def seconds_for(size: int) -> float:
 
 
 def size_of(path: Path) -> int:
-    """Return a size in bytes."""
     if path.is_dir():
         return sum(size_of(Path(entry.path)) for entry in os.scandir(path) if not entry.is_symlink())
     return path.stat().st_size if path.exists() else 0
@@ -382,7 +381,6 @@ def stream(function: str, path: Path, memory: float, *, size: int = 0, **words: 
 
 
 def call(function: str, path: Path, memory: float, *, size: int = 0, **words: Any) -> Any:
-    """Return what `stream` yields."""
     (found,) = stream(function, path, memory, size=size, **words)
     return found
 

@@ -83,7 +83,6 @@ def read_map(option: str, path: Path, media: Media) -> tuple[Array, list[str]]:
 
 
 def read_reference(option: str, path: Path, media: Media) -> tuple[Array, list[str]]:
-    """Return samples and notes."""
     found = _opened(path, media, (media.data.shape,))
     values, notes = _matched(media, found, found.data), list(found.notes)
     if values.shape != media.data.shape:
@@ -95,7 +94,6 @@ def read_reference(option: str, path: Path, media: Media) -> tuple[Array, list[s
 
 
 def measures(media: Media) -> tuple[str, ...]:
-    """Return measures of quality."""
     return ("psnr",) if media.stacked else ("psnr", "snr" if media.kind == "signal" else "ssim")
 
 

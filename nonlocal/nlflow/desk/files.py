@@ -84,7 +84,6 @@ WRITABLE = ", ".join(name for name in READABLE.split(", ") if FORMATS[format_of(
 
 
 def missing(path: Path) -> FileFormatError:
-    """Describe a missing file."""
     if path.is_symlink():
         return FileFormatError(f"{path}: got a link to {path.readlink()}, which does not exist; make the link anew")
     names: list[str] = []
@@ -181,13 +180,11 @@ _FRAMES = ("png", "jpeg", "tiff", "bmp", "webp", "pnm")
 
 
 def natural(name: str) -> list[tuple[int, int, str]]:
-    """Return a sorting key."""
     parts = re.split(r"(\d+)", name)
     return [(0, int(part), part) if part.isdecimal() else (1, 0, part.lower()) for part in parts if part]
 
 
 def pictures_in(folder: Path) -> list[Path]:
-    """Return a folder's pictures."""
     found = [path for path in folder.iterdir()
              if path.is_file() and not path.name.startswith(".") and format_of(path) in _FRAMES]  # fmt: skip
     return sorted(found, key=lambda path: natural(path.name))
@@ -338,7 +335,6 @@ def read(
 
 
 def is_stack(path: Path) -> bool:
-    """Whether it is one."""
     form = format_of(path)
     if form == "zarr":
         from nlflow.desk.formats.ngff import is_group

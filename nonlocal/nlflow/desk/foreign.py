@@ -18,7 +18,6 @@ _HARMLESS = {
 
 
 def leads_out(path: Path, folder: Path) -> bool:
-    """Whether a link leads out."""
     return path.is_symlink() and not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder))
 
 
@@ -31,7 +30,6 @@ def check_links(folder: Path, entries: Iterable[Path], expected: str) -> None:
 
 
 def links_in(folder: Path) -> Iterator[Path]:
-    """Yield links, not followed."""
     with os.scandir(folder) as entries:
         for entry in entries:
             if entry.is_symlink():

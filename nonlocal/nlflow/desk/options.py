@@ -149,7 +149,6 @@ _OF_COUNTS = {
 
 
 def settings() -> dict[str, Setting]:
-    """Return what ``--set`` takes."""
     from nlflow.denoising.options import Options
 
     readers: dict[str, Callable[[str], Any]] = {"int": _whole, "float": _number, "str": str}
@@ -187,7 +186,6 @@ class Given:
     former: Mapping[str, str]
 
     def hint(self, name: str) -> str:
-        """Return the user's spelling."""
         shown = name.replace("_", "-")
         return self.former.get(shown, f"{self.option} {shown}")
 
@@ -239,7 +237,6 @@ def as_words(reading: Mapping[str, Any]) -> list[str]:
 
 
 def described(known: Mapping[str, Setting]) -> list[tuple[str, str]]:
-    """Return names and texts."""
     from nlflow.denoising.options import OPTIONS, Options
 
     texts: dict[str, str] = {}

@@ -128,7 +128,6 @@ def json_text(value: Any, margin: str = "") -> str:
 
 
 def shows_progress(quiet: bool) -> bool:
-    """Whether stderr shows bars."""
     return not quiet and sys.stderr.isatty()
 
 
@@ -198,7 +197,6 @@ def named(path: Path) -> Iterator[None]:
 
 
 def check_installed(command: str, module: str, named: str) -> None:
-    """Look for a package."""
     from nlflow.errors import not_installed
 
     if find_spec(module) is None:

@@ -50,7 +50,6 @@ _PAPER: ContextVar[Paper | None] = ContextVar("paper", default=None)
 
 @contextmanager
 def on_paper(paper: Paper) -> Iterator[None]:
-    """Draw for a paper."""
     before = _PAPER.set(paper)
     try:
         yield
@@ -97,7 +96,6 @@ def panel_grid(
 
 
 def in_grid(axis: Axes) -> SubplotSpec:
-    """Return a panel's place."""
     return axis.get_subplotspec()  # type: ignore[return-value]  # of `panel_grid`
 
 
@@ -125,7 +123,6 @@ def points(size: float) -> float:
 
 
 def look(number: int) -> tuple[str, str]:
-    """Return colour and marker."""
     paper = _PAPER.get()
     if paper is not None and paper.colours:
         return paper.colours[number % len(paper.colours)], MARKERS[number % len(MARKERS)]
@@ -179,7 +176,6 @@ def pair_of(noisy: Any, result: Any) -> tuple[Array, Array]:
 
 
 def middle_of(values: NDArray[np.float64]) -> int:
-    """Return a decay's middle."""
     levels = np.log(values)
     return int(np.argmin(np.abs(levels - (levels.min() + levels.max()) / 2)))
 

@@ -99,7 +99,6 @@ def comparison_figure(
 
 
 def over_channels(name: str, marked: Array | None, given: Array, channel_axis: int | None) -> Array:
-    """Return a full mask."""
     if marked is None:
         return np.zeros(given.shape, bool)
     flat = marked.ndim < given.ndim or (channel_axis is None)
@@ -123,7 +122,6 @@ def range_of(noisy: Array, result: Array) -> tuple[float, float]:
 
 
 def show_values(axis: Axes, values: Array, low: float, high: float, **options: Any) -> None:
-    """Show (H, W, C)."""
     if values.shape[-1] == 3:
         axis.imshow(np.nan_to_num(np.clip((values - low) / ((high - low) or 1), 0, 1)), **options)
     else:

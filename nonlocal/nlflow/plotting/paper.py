@@ -51,7 +51,6 @@ def drawn(draw: Callable[[], Figure], *, width: float, style: str | os.PathLike[
 def rendered(
     draw: Callable[[], Figure], formats: str | Sequence[str], *, style: str | os.PathLike[str] | None = None
 ) -> dict[str, bytes]:
-    """Return files by name."""
     wanted = _checked_formats(formats)
     with _styled(style):
         figure = draw()

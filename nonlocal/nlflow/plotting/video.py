@@ -17,7 +17,6 @@ _FASTEST = 50.0  # pictures a second of a GIF: shorter times than two hundredths
 
 
 def check_video(path: Path, rate: float) -> None:
-    """Check name and rate."""
     if path.suffix.lower() not in SUFFIXES:
         raise InputError(f"path: got {str(path)!r}, expected a name that ends with .mp4 or .gif")
     if path.suffix.lower() == ".mp4":
@@ -71,7 +70,6 @@ def _write_mp4(stream: BinaryIO, pictures: list[Path], rate: float, comment: str
 
 
 def comment_of(path: Path) -> str | None:
-    """Return a film's comment."""
     try:
         if path.suffix.lower() == ".gif":
             from PIL import Image

@@ -32,7 +32,6 @@ _swept: set[str] = set()  # folders in which this process has written
 
 
 def make_folder(path: str | os.PathLike[str]) -> Path:
-    """Return an existing folder."""
     folder = check_path("folder", path)
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -17,7 +17,6 @@ Fits = Callable[[Arrays, Meta], str | None]
 
 
 def previous(path: str | os.PathLike[str]) -> Path:
-    """Return the previous path."""
     return Path(f"{os.fspath(path)}.previous")
 
 

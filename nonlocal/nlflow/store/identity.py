@@ -32,7 +32,6 @@ _KNOWN = ("nlflow", "builtins", "abc", "numpy", "typing", "torch")  # told apart
 
 
 def described(value: Any) -> str:
-    """Return a description's text."""
     return encode(describe(value), indent=None)
 
 

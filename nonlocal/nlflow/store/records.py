@@ -38,7 +38,6 @@ class Records(Generic[T]):
         self._pack, self._unpack = pack, unpack
 
     def path(self, name: str) -> Path:
-        """Return a case's file."""
         if Path(name).name != name:
             raise InputError(f"name: got {name!r}, expected the name of a file without a folder")
         return self.folder / f"{name}.json"

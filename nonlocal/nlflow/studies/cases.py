@@ -43,11 +43,9 @@ class Done:
 class Keeper(Protocol):
     """What findings are kept in."""
 
-    def read(self, name: str) -> Any | None:
-        """Return a finding, or None."""
+    def read(self, name: str) -> Any | None: ...
 
-    def write(self, name: str, finding: Any) -> None:
-        """Keep a finding."""
+    def write(self, name: str, finding: Any) -> None: ...
 
 
 def run_cases(

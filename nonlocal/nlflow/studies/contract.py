@@ -70,15 +70,13 @@ class Kind(ABC):
         return [fit for setting, members in settings for fit in self.fitted(in_words(setting), members, options)]
 
     @abstractmethod
-    def fitted(self, name: str, rows: list[Row], options: Options) -> Iterator[Fit]:
-        """Yield one setting's fits."""
+    def fitted(self, name: str, rows: list[Row], options: Options) -> Iterator[Fit]: ...
 
     @abstractmethod
     def figure(self, rows: list[Row], fits: list[Fit]) -> Figure:
         """Draw the measurements."""
 
     def condensed(self, rows: list[Row]) -> list[Row]:
-        """Return what people read."""
         return rows
 
 
@@ -96,7 +94,6 @@ def columns(rows: Sequence[Row], *names: str) -> list[list[Any]]:
 
 
 def grouped(rows: Sequence[Row], columns: Sequence[str]) -> list[tuple[Row, list[Row]]]:
-    """Return the rows that agree in `columns`."""
     groups: dict[tuple[Any, ...], list[Row]] = {}
     for row in rows:
         groups.setdefault(tuple(row.get(column) for column in columns), []).append(row)

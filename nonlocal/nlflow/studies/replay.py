@@ -37,7 +37,6 @@ def current() -> dict[str, str]:
 
 
 def rows_digest(rows: list[Row]) -> str:
-    """Return the digest of measurements."""
     return digest(encode(rows))
 
 
@@ -169,7 +168,6 @@ class Recipe:
 
 
 def is_study_file(kind: Any) -> bool:
-    """Whether it is a file."""
     return isinstance(kind, os.PathLike) or (isinstance(kind, str) and kind.endswith(ENDING))
 
 

@@ -173,14 +173,12 @@ def _json(report: Any) -> bytes:
 
 
 def write_files(folder: str | os.PathLike[str], files: Mapping[str, bytes]) -> None:
-    """Write to a folder."""
     place = make_folder(folder)
     for name, content in files.items():
         write_content(place / name, content)
 
 
 def save_results(folder: str | os.PathLike[str], rows: list[Row], report: dict[str, Any], figure: Any) -> None:
-    """Write ``table.csv``, ``result.json`` and ``figure.png`` to a folder."""
     from nlflow.plotting import render
 
     files = {"table.csv": render_csv(rows).encode(), "result.json": _json(report), "figure.png": render(figure, "png")}

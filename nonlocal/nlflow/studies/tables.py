@@ -132,7 +132,6 @@ def _piped(words: str) -> str:
 
 
 def number_in_math(value: float, digits: int = 5) -> str:
-    """Return a number as LaTeX has it."""
     if not math.isfinite(value):
         return r"\mathrm{nan}" if math.isnan(value) else r"\infty" if value > 0 else r"-\infty"
     mantissa, _, exponent = f"{value:.{digits}g}".partition("e")

@@ -24,7 +24,6 @@ class Contract:
         self.name = f"{kind} {type(subject).__name__}"
 
     def holds(self, truth: bool, promise: str, got: Any, expected: str) -> None:
-        """Raise `ContractError` unless true."""
         if not truth:
             raise ContractError(f"{self.name}: {promise}: got {shortened(str(got))}, expected {expected}")
 

@@ -38,7 +38,6 @@ class Callee:
     arguments: tuple[Any, ...]
 
     def address(self) -> int:
-        """Of the compiled function."""
         result = self.function.get_compile_result(types.void(*self.arguments))
         return int(result.library.get_pointer_to_function(result.fndesc.llvm_func_name))
 

@@ -99,7 +99,6 @@ def products(v, w, out):
 
 @njit(cache=True, fastmath=_FLAGS)
 def subtract(w, shares, v):
-    """Write ``w - shares v``."""
     for i in range(v.shape[0]):
         for c in range(v.shape[1]):
             w[i, c] -= shares[c] * v[i, c]
@@ -114,7 +113,6 @@ def spread(group, coarse, x):
 
 @njit(cache=True)
 def aggregate(starts, ends, weights, strong, group):
-    """Write the number of each state's aggregate."""
     # A state without one, all of whose strong moves (from `strong` of its largest weight on) lead to others without
     # one, makes one of them all. Those that are left join the one to which they move most, or stay alone.
     size, count = group.shape[0], 0

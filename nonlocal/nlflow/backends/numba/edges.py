@@ -66,7 +66,6 @@ def _descend(i, flow, step, degree, rigid, f, box, u, ahead):
 
 @njit(parallel=True, cache=True, fastmath=_FLAGS)
 def step_edges(indptr, indices, weights, degree, rigid, f, box, steps, seen, q, u, ahead):
-    """Take one iteration with edges as cells."""
     # - weights : (edges,); W_ij.
     # - degree, rigid : (N,); sum_j W_ij, and the fidelity times the quadrature weight.
     # - f, seen, u, ahead : (N, D); Observed signal; extrapolated signals, read and written; the signal.
@@ -135,7 +134,6 @@ def raise_nodes(indptr, indices, roots, cells, rise, seen, q):
 
 @njit(parallel=True, cache=True, fastmath=_FLAGS)
 def lower_nodes(indptr, indices, reverse, roots, cells, degree, rigid, f, box, steps, q, u, ahead):
-    """Primal step with nodes as cells."""
     D = u.shape[1]
     for i in prange(u.shape[0]):
         flow = np.zeros(D, u.dtype)

@@ -47,14 +47,11 @@ def group(dtype: Any) -> int:
 
 
 def data(context: Any, builder: Any, signature: Any, arguments: Any, place: int) -> Any:
-    """Address of an argument's numbers."""
     return context.make_array(signature.args[place])(context, builder, arguments[place]).data
 
 
 @intrinsic
 def address_of(typingctx, array):
-    """Of an array's numbers."""
-
     def codegen(context, builder, signature, arguments):
         return builder.ptrtoint(data(context, builder, signature, arguments, 0), cgutils.intp_t)
 

@@ -18,7 +18,6 @@ COLUMNS = 4
 
 
 def lanes(dtype: Any) -> int:
-    """Numbers in a vector."""
     return BYTES // int(np.dtype(dtype).itemsize)
 
 

@@ -189,7 +189,6 @@ def tile_weights(image, place, di, dj, ri, rj, offset, scale, spatial, tokens, b
 
 
 def callee(real):
-    """`tile_weights` for a float."""
     places, sizes = types.UniTuple(types.int64, 4), (types.int64,) * 4
     line, plane, planes = (types.Array(real, dimensions, "C") for dimensions in (1, 2, 3))
     numbers = (real, real, real, types.boolean)

@@ -61,7 +61,6 @@ class Vectors:
         return self.builder.load(self._at(pointer, place), align=self.size)
 
     def lanes_before(self, count: Any) -> Any:
-        """Lanes below a count."""
         numbers = ir.VectorType(_I32, self.lanes)
         own = ir.Constant(numbers, list(range(self.lanes)))
         return self.builder.icmp_signed("<", own, self._spread(self.builder.trunc(count, _I32), numbers))
@@ -84,7 +83,6 @@ class Vectors:
         return self.broadcast(self.builder.load(self.builder.gep(pointer, [place])))
 
     def multiply_add(self, a: Any, b: Any, c: Any) -> Any:
-        """Return a b + c."""
         # One instruction where the processor has it.
         return self._call(f"llvm.fmuladd.{self._suffix}", (a, b, c))
 

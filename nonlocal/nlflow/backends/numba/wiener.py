@@ -403,7 +403,6 @@ def wiener(
 
 
 def callee(real):
-    """`wiener` for a float."""
     line, matrix, rooms = (types.Array(real, dimensions, "C") for dimensions in (1, 2, 3))
     number = types.int64
     return Callee(

@@ -91,7 +91,6 @@ class Kernel:
     pairs: int = 0
 
     def takes(self, place: Place, call: Call) -> bool:
-        """Whether it takes a call."""
         return (
             self.kind == place.kind
             and call.dtype in self.capability

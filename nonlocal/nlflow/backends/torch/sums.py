@@ -149,7 +149,6 @@ class TorchSums:
 
     @property
     def wide(self) -> bool:
-        """Whether laws are pushed in float64 though features are not."""
         return self._wide != self._y.dtype
 
     def average(self, values: Tensor) -> Tensor:

@@ -17,7 +17,6 @@ _CPU, _GPU = 2**22, 2**27
 
 
 def chunk_for(device: torch.device) -> int:
-    """Numbers a worker holds."""
     return _CPU if device.type == "cpu" else _GPU
 
 

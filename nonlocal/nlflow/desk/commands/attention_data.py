@@ -81,7 +81,6 @@ def _kind(model: str) -> str:
 
 
 def plan(found: Measured, settings: int, items: int, *, bounded: bool) -> Iterator[str]:
-    """Yield what a sweep will compute."""
     if found.held < items:
         yield f"--items {items}: the data hold {found.held} {found.kind}, and all are taken; more data give more"
     most = "up to " if bounded else ""

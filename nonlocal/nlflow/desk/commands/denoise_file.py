@@ -74,7 +74,6 @@ class Inputs:
 
     @property
     def hidden(self) -> int:
-        """Number of `unseen` pixels."""
         return 0 if self.unseen is None else int(np.count_nonzero(self.unseen))
 
 
@@ -272,7 +271,6 @@ def _denoise(given: Inputs, request: Request, progress: bool | Log) -> tuple[Arr
 
 
 def check_figure(option: str, path: Path) -> str:
-    """Return a figure's format."""
     form = path.suffix.lower().removeprefix(".")
     if form not in FIGURES:
         raise FileFormatError(f"{option}: got {path}, expected a name that ends in .png, .pdf or .svg; rename it")
@@ -336,7 +334,6 @@ def _draw(given: Inputs, result: Array, sigma: float | list[float], title: str, 
 
 
 def noise_of_flat(media: Media, flat: tuple[slice, slice]) -> NoiseEstimate:
-    """Return the noise of a part of a picture as it is seen."""
     from nlflow.denoising.noise import estimate_noise
 
     if media.kind != "image" or media.stacked or media.separate:
@@ -417,7 +414,6 @@ def _summed(details: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def middle(given: Inputs) -> Inputs:
-    """Return the middle picture."""
     media = given.media
     axes = media.axes.replace("T", "").replace("Z", "")
     picture = replace(

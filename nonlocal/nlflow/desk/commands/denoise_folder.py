@@ -109,12 +109,10 @@ class Ledger:
         self._begun: dict[str, Any] = {}
 
     def begin(self, job: Job) -> None:
-        """Note what is begun."""
         self._begun = self._made_of(job)
         save_record(self._path(job), _KIND, {**self._begun, "outputs": None})
 
     def finish(self, job: Job) -> None:
-        """Note that it is complete."""
         outputs = {path.name: _digest(path) for path in (job.target, job.figure) if path is not None}
         save_record(self._path(job), _KIND, {**self._begun, "outputs": outputs})
 

@@ -34,7 +34,6 @@ class Job:
     free: frozenset[Path] = frozenset()  # outputs that must still not be there when they are complete
 
     def writing(self, writing: Writing) -> Writing:
-        """Return the output's `Writing`."""
         return writing.at(self.target, replaces=self.target not in self.free)
 
 

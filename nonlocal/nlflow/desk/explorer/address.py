@@ -77,5 +77,4 @@ def number(name: str, word: str, low: float, high: float, *, step: float | None,
 
 
 def word_of(value: float | None) -> str:
-    """Return a number's word."""
     return AUTOMATIC if value is None else repr(float(value)).removesuffix(".0")

@@ -60,7 +60,6 @@ class DenoiseSettings:
     crop: Crop | None = None  # the part that is denoised; None for all
 
     def words(self, *, stacked: bool = False) -> dict[str, Any]:
-        """Return arguments of `denoise`."""
         skipped = {"crop"} if self.quality == "pixels" and not stacked else {"crop", *OF_PIXELS}
         given = {one.name: getattr(self, one.name) for one in fields(self) if one.name not in skipped}
         return {

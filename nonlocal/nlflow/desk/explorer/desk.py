@@ -107,7 +107,6 @@ class Tab:
         return ""
 
     def words(self) -> dict[str, str]:
-        """Return the controls' words."""
         words = {name: word_of(one) for name, one in self.controls.items() if one.visible}
         return {"file": self.file, **words} if self.file else words
 
@@ -158,7 +157,6 @@ class Tab:
             self._is_restored = False
 
     def below(self) -> tuple[Any, Any]:
-        """Return numbers and texts."""
         return column(heading("Numbers"), self.figures), column(heading("The same from a program"), self.code)
 
     def ask(

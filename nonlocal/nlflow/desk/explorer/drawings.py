@@ -197,7 +197,6 @@ def told_part(result: DenoiseResult, source: Source, look: Look) -> str:
 
 
 def of_counts(info: DenoiseInfo) -> bool:
-    """Whether it was counts."""
     return not has_sigma(info.model)
 
 

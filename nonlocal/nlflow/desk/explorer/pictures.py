@@ -39,7 +39,6 @@ class Scale:
 
 
 def sampled(values: Array) -> Array:
-    """Return some finite numbers."""
     some = values.reshape(-1)[:: -(-values.size // _SAMPLED) | 1]
     if some.dtype.kind == "b":
         return some.astype(np.uint8)
@@ -77,13 +76,11 @@ def histogram(values: Array, whole: Scale) -> tuple[NDArray[np.float64], NDArray
 
 
 def residual_scale(sigma: float) -> Scale:
-    """Return a residual's scale."""
     reach = 3 * sigma if sigma > 0 else 1.0
     return Scale(-reach, reach)
 
 
 def picture(values: Array, scale: Scale, channel_axis: int | None = None, orientation: int = 1) -> tuple[bytes, str]:
-    """Return PNG and note."""
     notes = []
     channels = 1 if channel_axis is None else values.shape[channel_axis]
     if channels not in (1, 3):
@@ -95,7 +92,6 @@ def picture(values: Array, scale: Scale, channel_axis: int | None = None, orient
 
 
 def overview(values: Array, scale: Scale, channel_axis: int | None = None, orientation: int = 1) -> bytes:
-    """Return a small image."""
     from PIL import Image
 
     axes = [axis for axis in range(values.ndim) if axis != channel_axis]

@@ -47,14 +47,12 @@ _HTTP = 80  # the port that stands in no address
 
 
 def hosts_of(names: Iterable[str], port: int) -> frozenset[str]:
-    """Return valid ``Host`` headers."""
     written = {bracketed(name) for name in names}
     found = {f"{name}:{port}" for name in written}
     return frozenset(found | written if port == _HTTP else found)
 
 
 def bracketed(name: str) -> str:
-    """Return a URL's host."""
     try:
         address = ipaddress.ip_address(name)
     except ValueError:
@@ -78,7 +76,6 @@ class Keys:
         return made
 
     def bring(self, request: HTTPServerRequest) -> bool:
-        """Look for the cookie."""
         cookie = request.cookies.get(self._name)
         return cookie is not None and _same(cookie.value, self._cookie)
 

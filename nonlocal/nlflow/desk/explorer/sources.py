@@ -178,7 +178,6 @@ def slices(source: Source, crop: Crop) -> tuple[slice, ...]:
 
 
 def saved(source: Source, crop: Crop | None, result: Array) -> tuple[str, bytes]:
-    """Return name and content."""
     media = source.media
     if media.stacked:
         stream = io.BytesIO()

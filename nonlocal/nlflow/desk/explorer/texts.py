@@ -27,7 +27,6 @@ def note(*texts: str) -> str:
 
 
 def refused(*texts: str) -> str:
-    """Return HTML that screen readers announce."""
     return "".join(f'<p class="refused" role="alert">{escape(visible(text))}</p>' for text in texts)
 
 

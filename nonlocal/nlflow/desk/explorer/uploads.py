@@ -67,14 +67,12 @@ def unpacked(data: Any, limits: Limits) -> tuple[str, bytes]:
 
 
 def received_source(name: str, content: bytes, limits: Limits) -> Source:
-    """Return a sent source."""
     source = _read(name, content, limits, SUFFIXES, open_source)
     _check_samples(shown_name(name), source.media.data.size, limits)
     return source
 
 
 def received_reference(name: str, content: bytes, limits: Limits, source: Source) -> Source:
-    """Add a sent reference."""
     return _read(name, content, limits, SUFFIXES, source.with_clean)
 
 
@@ -83,7 +81,6 @@ def received_layers(name: str, content: bytes, limits: Limits) -> LayersFile:
 
 
 def received_noise(name: str, content: bytes, limits: Limits) -> NoiseFile:
-    """Return a sent model."""
     return _read(name, content, limits, (".json",), lambda path, name: NoiseFile(name, load_noise(path)))
 
 

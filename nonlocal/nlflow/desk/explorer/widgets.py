@@ -65,7 +65,6 @@ def word_of(control: Any) -> str:
 
 
 def obey(name: str, control: Any, word: str) -> None:
-    """Take an address's word."""
     if isinstance(control, Knob | Player):
         control.obey(word)
     else:
@@ -212,7 +211,6 @@ class Knob(Part):
         self._set(self._start if value is None else value, value is None)
 
     def show_automatic(self, value: float | None) -> None:
-        """Show the program's number."""
         if self.shown["automatic"]:
             number, word = (self._start, address.AUTOMATIC) if value is None else (value, "")
             self.show(value=float(number), word=word)

@@ -51,7 +51,6 @@ class Format:
 
     @property
     def written(self) -> bool:
-        """Whether it is written."""
         return not self.instead[1]
 
     def decode(self, path: Path, **words: Any) -> Media:
@@ -134,7 +133,6 @@ def prepare(paths: Iterable[Path]) -> None:
 
 
 def written_extension(path: Path) -> str:
-    """Return an output's extension."""
     form = format_of(path)
     return (FORMATS[form].instead[1] if form else "") or extension(path)
 

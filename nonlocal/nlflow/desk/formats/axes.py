@@ -289,7 +289,6 @@ def arranged(values: Array, axes: str, wanted: str) -> Array:
 
 
 def words_of(media: Media) -> dict[str, Any]:
-    """Return words of `denoise`."""
     if not media.stacked:
         return {"channel_axis": media.channel_axis}
     axes = media.axes.replace("T", "") if "Z" in media.axes else media.axes
@@ -303,7 +302,6 @@ def through(media: Media, *, channels: bool = False) -> int:
 
 
 def plane_channels(media: Media) -> int | None:
-    """Return a picture's axis."""
     axes = media.axes.replace("T", "").replace("Z", "")
     return axes.index("C") if "C" in axes else None
 

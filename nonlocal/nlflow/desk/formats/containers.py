@@ -30,7 +30,6 @@ class Entry:
 
     @property
     def signal(self) -> bool:
-        """Whether it is several numbers."""
         return self.numbers and len(self.shape) > 0 and any(size > 1 for size in self.shape) and 0 not in self.shape
 
     def __str__(self) -> str:

@@ -124,7 +124,6 @@ class Media:
 
     @property
     def separate(self) -> bool:
-        """Whether columns are channels."""
         return self.format in TABLES and self.channel_axis is not None
 
 
@@ -139,12 +138,10 @@ class Writing:
 
     @property
     def name(self) -> str:
-        """Name in small letters."""
         return self.path.name.lower()
 
     @classmethod
     def of(cls, words: Mapping[str, Any]) -> Writing:
-        """Read a command's words."""
         known = {one.name for one in fields(cls)} - {"path", "replaces"}
         return cls(Path(), **{name: value for name, value in words.items() if name in known})
 
@@ -164,7 +161,6 @@ def extension(path: Path) -> str:
 
 
 def format_of(path: Path) -> str:
-    """Return a name's format."""
     return (EXTENSIONS | STACKS).get(extension(path), "")
 
 
@@ -178,7 +174,6 @@ def installed(extra: str, package: str, modules: str, path: Path, *, otherwise: 
 
 
 def most_for(path: Path) -> float:
-    """Return a decoder's memory."""
     return min(memory_limit(), 8 * (_FLOOR + _MOST * size_of(path)))
 
 

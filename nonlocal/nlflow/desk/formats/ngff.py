@@ -25,12 +25,10 @@ _need_zarr = partial(installed, "zarr", "zarr", "zarr")
 
 
 def is_store(path: Path) -> bool:
-    """Whether zarr wrote it."""
     return path.is_dir() and any((path / name).is_file() for name in ("zarr.json", ".zgroup", ".zarray"))
 
 
 def is_group(path: Path) -> bool:
-    """Whether arrays are inside."""
     if (path / "zarr.json").is_file():
         with suppress(OSError, ValueError):
             return '"group"' in (path / "zarr.json").read_text(encoding="utf-8")[: 2**20]

@@ -23,7 +23,6 @@ _XMP = "XML:com.adobe.xmp"  # the key of PNG texts under which an XMP block stan
 
 
 def from_pillow(image: Any, path: Path) -> tuple[Array, Array | None, list[str]]:
-    """Return samples, opacity, notes."""
     notes, mode = [], image.mode
     see_through = "transparency" in image.info
     if mode in ("P", "PA"):

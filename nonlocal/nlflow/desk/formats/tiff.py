@@ -44,7 +44,6 @@ def decode(path: Path) -> Media:
 
 
 def is_stack(path: Path) -> bool:
-    """Whether it has pages."""
     try:
         with opened(path) as tif:
             return len(tif.pages) <= _MOST_PAGES and tif.series[0].axes not in ("YX", "YXS", "SYX")

@@ -117,7 +117,6 @@ def _check_parts(path: Path, page: Any) -> None:
 
 
 def plain(data: Array, page: Any, path: Path) -> tuple[Array, Array | None, list[str]]:
-    """Return samples, opacity, notes."""
     notes = []
     if int(page.photometric) == 0 and data.dtype.kind in "bu":
         data = ~data
@@ -135,7 +134,6 @@ def plain(data: Array, page: Any, path: Path) -> tuple[Array, Array | None, list
 
 
 def extras_of(page: Any, path: Path, *, layout_kept: bool = False) -> tuple[dict[str, Any], list[str]]:
-    """Return extras and notes."""
     extras: dict[str, Any] = {}
     notes, tags = [], page.tags
     profile = tags.get("InterColorProfile")

@@ -162,7 +162,6 @@ def _around(place: float, length: int, width: int) -> slice:
 
 
 def denoised(samples: Samples, settings: Settings, progress: Any = False) -> Result:
-    """Return samples and words."""
     shape, axes = samples.data.shape, samples.axes
     single = axes.replace("I", "")
     side = [axis for axis, letter in enumerate(axes) if letter == "I"]

@@ -21,7 +21,6 @@ _KINDS = {
 
 
 def series_of(path: Path) -> Series:
-    """Return a path's `Series`."""
     kind = _KINDS.get(path.suffix.lower())
     if kind is None:
         raise InputError(f"path: got {str(path)!r}, expected a name that ends with one of {', '.join(_KINDS)}")

@@ -84,8 +84,7 @@ class Series(ABC):
         """Go on after the first `count` frames; `FileFormatError` for another problem or where some are missing."""
 
     @abstractmethod
-    def about(self) -> dict[str, Any]:
-        """Return problem and kernel."""
+    def about(self) -> dict[str, Any]: ...
 
     def is_of(self, layout: Layout) -> bool:
         try:
@@ -161,12 +160,10 @@ def reading(path: Path) -> Iterator[None]:
 
 
 def described(path: Path) -> str:
-    """Return a description's text."""
     if path.stat().st_size > _LONGEST:
         raise ValueError(f"{path.name} has more than {format_bytes(_LONGEST)}")
     return path.read_text(encoding="utf-8")
 
 
 def missing(package: str, extra: str, path: Path) -> MissingPackageError:
-    """Describe a missing package."""
     return not_installed(f"path: {str(path)!r}", package, extra)
