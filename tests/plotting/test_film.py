@@ -87,6 +87,14 @@ def test_values_have_their_colours() -> None:
     assert np.array_equal(scene.pixels(u, 0.0), drawn)
 
 
+@pytest.mark.parametrize("channels", [1, 4])
+def test_the_smallest_pictures_are_all_signal(channels: int) -> None:
+    u = np.zeros((4, 4, channels)) + np.arange(16).reshape(4, 4, 1) / 15
+    drawn = Scene(nl.Grid((4, 4)), u, size=(64, 64)).pixels(u, 0.0)
+    assert drawn.shape == (64, 64, 3)
+    assert (drawn != 255).any(axis=-1).mean() >= 1 / channels
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("domain", "channels", "shape"),

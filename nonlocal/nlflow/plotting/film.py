@@ -40,14 +40,15 @@ class Film(Resumable):
     rate : float
         Pictures a second, on average; of a ``.gif`` 50 at most.
     size : (int, int), optional
-        Width and height in pixels, 64 or more; odd ones get one more.
+        Width and height in pixels, 64 or more; odd ones get one more. Small pictures have no words and no axes.
     cmap : str
         Colours of pictures and points, by their name in matplotlib.
 
     Raises
     ------
     InputError
-        For a path that is taken or cannot be written, a missing package, and for what has no picture.
+        For a path that is taken, or in a folder that is missing or read-only, for a missing package, and for what has
+        no picture.
     FileFormatError
         When a picture or the film cannot be written, and when the pictures of a run that is resumed are not there.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -54,8 +55,32 @@ class Scene:
         if not lines:
             self._figure.colorbar(axes[0].collections[0] if axes[0].collections else axes[0].images[0], ax=axes)
         self._figure.suptitle("t = 0")
-        self._figure.canvas.draw()
+        self._titled = self._fits()
         self._figure.set_layout_engine("none")  # nothing moves from picture to picture
+        if not self._titled:
+            self._make_bare(axes)
+
+    def _fits(self) -> bool:
+        """Return whether there is room for axes beside their words."""
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", ".*axes sizes collapsed")
+            try:
+                self._figure.canvas.draw()
+            except UserWarning:
+                return False
+        return True
+
+    def _make_bare(self, axes: list[Axes]) -> None:
+        self._figure.suptitle("")
+        for axis in self._figure.axes:
+            if axis not in axes:
+                axis.remove()  # the bar of colours
+        for number, axis in enumerate(axes):
+            axis.set_axis_off()
+            axis.set_title("")
+            axis.set_position((number / len(axes), 0.0, 1 / len(axes), 1.0))
+            if (legend := axis.get_legend()) is not None:
+                legend.remove()
 
     def _shown(self, u: Array) -> Array:
         """Return values that matplotlib can take: those far beyond the limits look as those a little beyond."""
@@ -66,7 +91,8 @@ class Scene:
     def pixels(self, u: Array, t: float) -> NDArray[np.uint8]:
         """Return the picture of a signal at time t, of shape (height, width, 3)."""
         self._update(self._shown(u))
-        self._figure.suptitle(f"t = {t:.4g}")
+        if self._titled:
+            self._figure.suptitle(f"t = {t:.4g}")
         canvas: Any = self._figure.canvas
         canvas.draw()
         return np.ascontiguousarray(np.asarray(canvas.buffer_rgba())[..., :3])
