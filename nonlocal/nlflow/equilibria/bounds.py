@@ -38,7 +38,7 @@ def diversity(flow: LinearFlow, u: Any) -> float:
     Raises
     ------
     InputError
-        For a batch where P is not symmetric, and for several classes of nodes that no walk leaves.
+        Where P is not symmetric, for a batch and for several classes of nodes that no walk leaves.
     NumericalError
         When it is out of the range of floats, or the logarithm of pi is not known.
     """
@@ -84,8 +84,8 @@ def _in_log_space(chain: MarkovChain, u: Array) -> float:
 def diversity_bounds(flow: LinearFlow) -> tuple[float, float]:
     """Return bounds of diversity(u*) / diversity(f) for the equilibrium u* of any f.
 
-    They are lambda / (lambda + mu_max) and lambda / (lambda + mu_2), mu_max and mu_2 being the largest and the smallest
-    nonzero eigenvalue of r (I - P). For a P that is not symmetric they come from singular values of
+    They are lambda / (lambda + mu_max) and lambda / (lambda + mu_2), mu_max and mu_2 being the largest and the second
+    smallest eigenvalue of r (I - P). For a P that is not symmetric they come from singular values of
     (1 + lambda~) I - P on deviations from the mean; beyond 1000 nodes they are lambda~ / (lambda~ + 2) and 1.
 
     Parameters
@@ -100,7 +100,8 @@ def diversity_bounds(flow: LinearFlow) -> tuple[float, float]:
     ------
     InputError
         For a flow without fidelity, with several fidelities, or with one weighted by the other metric's measure; where
-        P is not symmetric, for a single node, and for transient states among more than 1000 nodes.
+        P is not symmetric, for a single node, several classes of nodes that no walk leaves, and transient states among
+        more than 1000 nodes.
     """
     check_frozen(flow)
     if flow.fidelity is None:
@@ -188,8 +189,8 @@ def fidelity_for_diversity(flow: LinearFlow, fraction: float) -> float:
     Raises
     ------
     InputError
-        For a fraction outside (0, 1), an evolving kernel, transient states among more than 1000 nodes, and where no
-        node sees another.
+        For a fraction outside (0, 1), an evolving kernel, where no node sees another, and as `diversity_bounds` where P
+        is not symmetric.
 
     Warns
     -----
