@@ -16,10 +16,11 @@ from nlflow.denoising.large import denoise_array
 from nlflow.denoising.options import Options
 from nlflow.domains import Grid
 from nlflow.domains.grid import Boundary
-from nlflow.errors import InputError, check_number
+from nlflow.errors import InputError, check_choice, check_number
 from nlflow.flows.gradient import GradientFlow
 from nlflow.flows.result import need_xarray
 from nlflow.flows.solver import solve
+from nlflow.flows.trackers import increasing
 from nlflow.functionals.energies import E, J
 from nlflow.kernels import Kernel
 
@@ -52,7 +53,7 @@ class _Axes:
 class Accessor:
     """Denoising and flows of a DataArray by the names of its dimensions, as ``array.nlflow``.
 
-    ``import nlflow.xarray`` registers it; extra ``xarray``.
+    It is there after ``import nlflow.xarray``; needs the extra ``xarray``.
 
     Examples
     --------
@@ -91,24 +92,26 @@ class Accessor:
         Parameters
         ----------
         sigma : float, sequence or DataArray, optional
-            In the units of the array: one number, one a channel, or a DataArray over some of the dimensions.
+            In the units of the array: one number, a number for each channel, or a DataArray over some of the
+            dimensions.
         dims : str or sequence of str, optional
-            The one to three dimensions of an image, signal or volume; time and two others make a clip. By default those
-            that are known by their names or by the attribute ``axis`` of their coordinates. Along all others, but
-            `channel_dim`, images are denoised one by one.
+            The one to three dimensions of a signal, image or volume; time and two others make a clip. Along the
+            others, but `channel_dim`, images are denoised one by one. By default all dimensions: one with any name, or
+            two or three that are known to be x, y and z by their names or by the attribute ``axis`` of their
+            coordinates.
         channel_dim : str, optional
-            That of colours or channels; by default the one with a name such as ``channel`` or ``band``, unless `dims`
-            are given.
+            That of colours or channels; without `dims` by default the first with a name such as ``channel`` or
+            ``band``.
         quality, noise
             As `nlflow.denoise`.
         mask, keep : DataArray of bool, optional
-            Over some of the dimensions: samples that are missing, or kept. ``mask='nan'``: what is not finite is
-            missing.
+            Over some of the dimensions: samples that are missing, or kept. With ``mask='nan'`` all that is not finite
+            is missing.
         spacing : {'coordinates'} or mapping of str to float, optional
-            Distances of samples along the axes of a volume, in one unit: those of the coordinates, or by the name of
-            the dimension, 1 for the others. Equal by default.
+            Distances of samples along the axes of a volume, in one unit: the steps of the coordinates, or numbers by
+            the names of dimensions, 1 for those that are not named. Equal by default.
         return_info : bool
-            Return ``(result, info)``; of many images, ``info.columns`` tells of each, in C order.
+            Return ``(result, info)``; of several images, ``info.columns`` has one for each, in C order.
         progress, options, **more
             As `nlflow.denoise` (for a chunked array `nlflow.denoising.large.denoise_array`).
 
@@ -116,13 +119,14 @@ class Accessor:
         -------
         DataArray
             With the dimensions, coordinates, attributes and name of the array, in its units: integers become floats and
-            are not scaled. Chunked arrays stay lazy; what depends on the whole image is computed at once.
+            are not scaled. Chunked arrays stay lazy; what depends on the whole image, such as the noise, is
+            computed at once.
 
         Raises
         ------
         InputError
-            Where the dimensions of an image are not known, for a chunked array with options that need the whole image,
-            and as `nlflow.denoise`.
+            Where the dimensions of an image are not known; for a chunked array with a mask, kept samples, progress or
+            an option that needs the whole image; and as `nlflow.denoise`.
         """
         for name in _NAMED:
             if name in more:
@@ -157,20 +161,22 @@ class Accessor:
     def grid(
         self, dims: str | Sequence[str] | None = None, *, spacing: Any = "coordinates", boundary: Boundary = "reflect"
     ) -> Grid:
-        """Return the grid on which the array lives.
+        """Return the grid whose nodes are the samples of the array.
 
         Parameters
         ----------
         dims : str or sequence of str, optional
             Its dimensions; by default those of an image, as `denoise` finds them. They keep the order of the array.
         spacing : {'coordinates'} or mapping of str to float
-            Distances of nodes: steps of the coordinates, 1 without them; or by the name of the dimension.
+            Distances of nodes: the steps of the coordinates, or numbers by the names of dimensions. It is 1 along
+            dimensions that have neither.
         boundary : {'reflect', 'periodic', 'isolated'}
 
         Raises
         ------
         InputError
-            For coordinates that are not numbers, or not evenly spaced, and where the dimensions are not known.
+            For coordinates that are no numbers or not evenly spaced, and where the dimensions of an image are not
+            known.
         """
         found = self._axes(dims, None).image
         image = tuple(name for name in self._array.dims if name in found)  # that of a clip has its time first
@@ -189,23 +195,23 @@ class Accessor:
         boundary: Boundary = "reflect",
         **options: Any,
     ) -> Any:
-        """Let the array follow the gradient flow of J, or with a fidelity of E, from itself; see `nlflow.solve`.
+        """Follow the gradient flow of J, or with a fidelity that of E, from the array; see `nlflow.solve`.
 
         Parameters
         ----------
         kernel : Kernel
             Of the positions of nodes, in the units of the coordinates.
         t : array_like
-            Times, increasing, at which the signal is given.
+            Increasing times >= 0 at which the signal is returned.
         fidelity : float
-            The number lambda of E (lambda~ in the metric ``degree``), which holds the signal to the array; 0 for J.
+            The number lambda of E (lambda~ in the metric ``degree``), which draws the signal to the array; 0 for J.
         metric : {'degree', 'l2'}
         dims, channel_dim
             As `denoise` takes them; no other dimensions may be left.
         spacing, boundary
             As `grid` takes them.
         **options
-            What else `nlflow.solve` takes.
+            Other arguments of `nlflow.solve`.
 
         Returns
         -------
@@ -228,7 +234,9 @@ class Accessor:
                              "drop_vars() a coordinate")  # fmt: skip
         if "t_eval" in options:
             raise InputError("t_eval: got it beside t, which says the same; leave it out")
+        times = increasing("t", t)
         fidelity = check_number("fidelity", fidelity, minimum=0)
+        check_choice("metric", metric, ("degree", "l2"))
         if not isinstance(self._array.data, np.ndarray):
             raise InputError(f"image: got {type(self._array.data).__name__}, expected a NumPy array, as a flow needs "
                              "all of it at each step; call image.compute()")  # fmt: skip
@@ -236,7 +244,7 @@ class Accessor:
         domain = Grid(given.shape[: len(axes.image)], self._spacing(spacing, axes.image) or 1.0, boundary)
         operator, start = affinity(kernel, domain), domain.check_signal("image", given.data)
         functional = E(operator, start, fidelity, measure=metric) if fidelity else J(operator)
-        found = solve(GradientFlow(functional, metric), start, t_eval=t, **options).to_xarray()
+        found = solve(GradientFlow(functional, metric), start, t_eval=times, **options).to_xarray()
         u = xarray.DataArray(found.u.data, dims=("t", *axes.all), coords=given.coords, attrs=given.attrs)
         return xarray.Dataset(
             {"u": u.transpose("t", *self._array.dims), "energy": ("t", found.energy.data)},

@@ -212,6 +212,12 @@ def test_what_a_flow_cannot_take() -> None:
             picture().assign_coords({name: 5.0}).nlflow.flow(kernel, [0, 1])
     with pytest.raises(InputError, match=r"fidelity: got an array|fidelity: got array"):
         picture().nlflow.flow(kernel, [0, 1], fidelity=np.ones(NOISY.shape))
+    with pytest.raises(InputError, match=r"^t: got \[1.0, 0.5\], expected increasing times"):
+        picture().nlflow.flow(kernel, [1.0, 0.5])
+    with pytest.raises(InputError, match=r"^t: got 0 dimension"):
+        picture().nlflow.flow(kernel, 1.0)
+    with pytest.raises(InputError, match=r"^metric: got 'conserved', expected one of 'degree', 'l2'"):
+        picture().nlflow.flow(kernel, [0, 1], metric="conserved")
     with pytest.raises(InputError, match="t_eval: got it beside t"):
         picture().nlflow.flow(kernel, [0, 1], t_eval=[0, 1])
     pytest.importorskip("dask.array", reason="Dask is optional")
