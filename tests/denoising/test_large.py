@@ -545,6 +545,18 @@ def test_half_a_chunk_and_half_a_record_are_no_part_of_a_store(tmp_path: Path):
     assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["0"]
 
 
+def test_a_tiff_file_tells_its_channels(tmp_path: Path):
+    colours = np.zeros((20, 30, 3), np.uint8)
+    tifffile.imwrite(tmp_path / "a.tif", colours, photometric="rgb")
+    for axis in (None, 2, -1):
+        assert open_image(tmp_path / "a.tif", channel_axis=axis)[1] == 2
+    with pytest.raises(InputError, match=r"channel_axis: got 0 for .*a.tif, which has its channels along axis 2"):
+        open_image(tmp_path / "a.tif", channel_axis=0)
+    tifffile.imwrite(tmp_path / "b.tif", colours[..., 0])
+    with pytest.raises(InputError, match=r"channel_axis: got 0 for .*b.tif, which has no channels"):
+        open_image(tmp_path / "b.tif", channel_axis=0)
+
+
 def test_files_that_are_refused(tmp_path: Path):
     with pytest.raises(FileFormatError, match="no such file"):
         open_image(tmp_path / "none.zarr")

@@ -378,6 +378,20 @@ def test_fidelities_with_faults_are_found(fault: str) -> None:
         check_fidelity(Weights(numbers, fault), (6,))
 
 
+@pytest.mark.parametrize(
+    ("nodes", "channels", "message"),
+    [
+        (6, None, "nodes: got 6, expected a shape"),
+        ((), None, "nodes: got"),
+        ((0,), None, "nodes: got 0, expected an integer >= 1"),
+        ((6,), 0, "channels: got 0, expected an integer >= 1"),
+    ],
+)
+def test_nodes_of_a_fidelity_are_a_shape(nodes: Any, channels: Any, message: str) -> None:
+    with pytest.raises(nl.InputError, match=message):
+        check_fidelity(NodeFidelity(0.5), nodes, channels)
+
+
 @pytest.mark.numerical
 def test_a_fidelity_with_the_abstract_methods_alone_is_taken_everywhere(tmp_path: Any) -> None:
     numbers = np.linspace(0.1, 2, 24)

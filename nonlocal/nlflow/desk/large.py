@@ -76,16 +76,16 @@ def open_array(path: Path) -> Any:
 
 
 def open_image(path: str | Path, *, channel_axis: int | None = None, block: int = 1024) -> tuple[Any, int | None]:
-    """Open an image on the disk as a Dask array; nothing of it is read but its description.
+    """Open an image on the disk as a Dask array, which reads samples when they are needed.
 
     Parameters
     ----------
     path : path
         A zarr array (a folder), or a TIFF file of one grey or RGB image, tiled or in strips.
     channel_axis : int, optional
-        Of a zarr array. A TIFF file of three axes tells it by itself.
+        Axis of channels in a zarr array. A TIFF file tells it by itself.
     block : int
-        Wanted side of the blocks, rounded up to whole chunks of the file.
+        Wanted side of the blocks, rounded up to whole chunks of the file; of a line its square.
 
     Returns
     -------
@@ -95,9 +95,9 @@ def open_image(path: str | Path, *, channel_axis: int | None = None, block: int 
     Raises
     ------
     FileFormatError
-        For what is neither.
+        For anything else.
     InputError
-        For a `channel_axis` or `block` that cannot be, and without Dask.
+        For a `channel_axis` that is not that of the image, a `block` below 1, and without Dask.
     """
     image, axis, _ = open_stack(check_path("path", path), channel_axis, None, block, "fast")
     return image, axis
@@ -113,7 +113,11 @@ def open_stack(
     if not path.exists():
         raise FileFormatError(f"{path}: got no such file or folder, expected a zarr array or a TIFF file; check it")
     if path.suffix.lower() in _TIFF and path.is_file():
-        shape, dtype, stored, channel_axis = _tiff(path, axes)
+        shape, dtype, stored, own = _tiff(path, axes)
+        if axes is None and channel_axis is not None and check_axis(len(shape), channel_axis) != own:
+            found = "has no channels" if own is None else f"has its channels along axis {own}"
+            raise InputError(f"channel_axis: got {channel_axis} for {path}, which {found}; leave it out")
+        channel_axis = own
         reader = _read_tiff
     elif path.is_dir():
         array = open_array(path)
@@ -268,44 +272,45 @@ def denoise_store(
 ) -> tuple[DenoiseInfo, dict[str, Any]]:
     """Denoise an image on the disk into a zarr array, on workers of Dask.
 
-    Blocks are written to ``<target>.partial``, which gets its name when all are done. The result has the dtype and the
-    units of the input.
+    Blocks are written to ``<target>.partial``, which gets the name of the target when all are done. The result has the
+    dtype and the units of the input.
 
     Parameters
     ----------
     source : path
-        A zarr array or a TIFF file; see `open_image`. With `axes` a TIFF file of pages too. Workers read it by this
-        name.
+        A zarr array or a TIFF file, as `open_image` takes them; with `axes` also a TIFF file of pages. All workers must
+        find it under this path.
     target : path
-        The zarr array to write.
+        The zarr array to write; workers write it under this path.
     sigma, quality, noise, channel_axis, axes, spacing, options, **more
         As `denoise_array`.
     block : int, optional
-        Wanted side of the blocks, which are made of whole chunks of the source: by default 1024 for ``fast``, 2048
-        otherwise; of volumes and clips 256 and 192.
+        Wanted side of the blocks, rounded up to whole chunks of the source. By default 1024 with quality ``fast`` and
+        2048 with others; of volumes and clips 256 and 192.
     scheduler : str
         Address of a scheduler of Dask, such as ``tcp://10.0.0.1:8786``, or ``'local'`` for processes on this machine.
     workers : int, optional
-        How many local ones; all cores by default. Not beside the address of a scheduler.
+        Number of processes on this machine, by default one for each core; not with the address of a scheduler.
     existing : {'refuse', 'overwrite', 'resume'}
-        What to do about a target that is there. ``resume`` goes on with a partial one of the same problem.
+        What to do if the target or its partial folder exists. ``resume`` goes on with the partial folder of an earlier
+        run of the same problem; a complete target is refused.
     progress : callable
-        Told how many blocks are done, and of how many.
+        Called as ``progress(done, count)`` with numbers of blocks.
 
     Returns
     -------
     info : DenoiseInfo
     counts : dict
-        ``blocks`` in all, ``kept`` from before, ``bytes`` of samples.
+        ``blocks``: their number; ``kept``: how many of them an earlier run has done; ``bytes`` of the result.
 
     Raises
     ------
     InputError
-        For a target that exists, a scheduler that does not answer, and as `denoise_array`.
+        For a target that exists and must stay, a scheduler that does not answer, and as `denoise_array`.
     FileFormatError
-        For a source that cannot be read, a target that cannot be written, and a partial one of another problem.
+        For a source that cannot be read, a target that cannot be written, and a partial folder of another problem.
     WorkerError
-        When workers keep dying on a block.
+        When several workers have died on one block.
     """
     source, target = (Path(os.path.realpath(check_path(*one))) for one in (("source", source), ("target", target)))
     partial = partial_name(target)

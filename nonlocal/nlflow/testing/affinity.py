@@ -16,7 +16,7 @@ _MOST = 2000  # nodes, of which the matrix is formed
 
 
 def check_affinity(affinity: Affinity) -> None:
-    """Check the promises of an affinity against the matrix that its averages are. O(N) averages and O(N^3) time.
+    """Check the promises of an affinity against the matrix P of its averages; O(N) averages and O(N^3) time.
 
     Parameters
     ----------
@@ -28,7 +28,7 @@ def check_affinity(affinity: Affinity) -> None:
     ContractError
         If a check fails.
     InputError
-        For what is no affinity, or has more nodes.
+        For what is no affinity, and for more nodes.
 
     Examples
     --------

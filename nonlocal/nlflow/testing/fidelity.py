@@ -11,7 +11,7 @@ from nlflow._array import Array, Floats
 from nlflow.affinities import affinity
 from nlflow.domains import Grid
 from nlflow.equilibria import equilibrium
-from nlflow.errors import NlflowError
+from nlflow.errors import InputError, NlflowError, check_integer
 from nlflow.flows.gradient import GradientFlow
 from nlflow.flows.spectrum import dense_operator
 from nlflow.functionals.energies import E, J
@@ -23,24 +23,24 @@ _STEPS = (1e-3, 1.0, 1e3)
 
 
 def check_fidelity(fidelity: Fidelity, nodes: tuple[int, ...], channels: int | None = None) -> None:
-    """Check the promises of a fidelity operator against the matrices that it multiplies nodes by.
+    """Check the promises of a fidelity operator against the matrices by which it multiplies the vectors of nodes.
 
-    O(n^3) time for n nodes times the channels that it mixes.
+    Takes O(n^3) time, where n is the number of nodes times that of the channels that are mixed.
 
     Parameters
     ----------
     fidelity : Fidelity
     nodes : tuple of int
-        The shape of the nodes that it is for, a few of them.
+        Shape of the nodes that it is for; a few suffice.
     channels : int, optional
-        D, of signals of shape nodes + (D,); by default what it mixes, and none where that is 1.
+        D, for signals of shape nodes + (D,). By default the number that it mixes, and no axis of channels if that is 1.
 
     Raises
     ------
     ContractError
         If a check fails.
     InputError
-        For what is no fidelity.
+        For what is no fidelity, and for `nodes` or `channels` that are no numbers >= 1.
 
     Examples
     --------
@@ -50,6 +50,12 @@ def check_fidelity(fidelity: Fidelity, nodes: tuple[int, ...], channels: int | N
     >>> check_fidelity(NodeFidelity(np.linspace(0.0, 2.0, 6)), (6,))
     """
     contract = Contract("fidelity", fidelity, Fidelity)
+    given: Any = nodes
+    if not isinstance(given, tuple | list) or not given:
+        raise InputError(f"nodes: got {given!r}, expected a shape such as (6,)")
+    shape = tuple(check_integer("nodes", one, minimum=1) for one in given)
+    if channels is not None:
+        channels = check_integer("channels", channels, minimum=1)
     width: Any = fidelity.width
     if channels is None and width != 1:
         channels = width
@@ -57,7 +63,7 @@ def check_fidelity(fidelity: Fidelity, nodes: tuple[int, ...], channels: int | N
         width >= 1 and (channels or 1) % width == 0, "width divides the channels", width,
         f"a number that divides {channels or 1}",
     )  # fmt: skip
-    case = _Case(contract, fidelity, tuple(nodes), () if channels is None else (channels,))
+    case = _Case(contract, fidelity, shape, () if channels is None else (channels,))
     case.check_operator()
     case.check_systems()
     case.check_multiples()

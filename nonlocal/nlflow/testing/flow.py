@@ -19,14 +19,14 @@ _DENSE = 400  # unknowns, of which the eigenvalues of A are taken
 def check_flow(flow: Flow, start: Array | None = None) -> None:
     """Check the promises of a flow at a signal.
 
-    Of a flow that needs an integrator of its own, ``velocity`` and what follows from it are not checked. The energy is
-    checked in float64 only, of a kernel and terms that do not change.
+    Velocity and energy are not checked if the flow needs an integrator of its own. The energy is checked in float64
+    only, and of a kernel and terms that do not change.
 
     Parameters
     ----------
     flow : Flow
     start : array, optional
-        A signal that it may start from; the observed one, or noise, by default.
+        A signal that it may start from; by default the observed one, else noise in one channel.
 
     Raises
     ------

@@ -41,10 +41,10 @@ def check_integrator(integrator: Integrator, flow: Flow | None = None, start: Ar
     Parameters
     ----------
     integrator : Integrator
-        One with steps of one length has them halved and lengthened as its ``dt``.
+        Fixed steps are varied through its attribute ``dt``.
     flow : Flow, optional
-        One that it is for; by default gradient flows of J and E in both metrics. Of a flow that is given neither the
-        order nor the stability is checked.
+        By default gradient flows of J and E in both metrics. With a flow neither the order nor the stability is
+        checked.
     start : array, optional
         Where that flow starts; the observed signal by default.
 
@@ -53,8 +53,8 @@ def check_integrator(integrator: Integrator, flow: Flow | None = None, start: Ar
     ContractError
         If a check fails.
     InputError
-        For what is no integrator; where it takes none of the flows; for a flow of J without a start, and for a start
-        without a flow.
+        For what is no integrator; if it takes none of the flows; for a flow without observed signal and start, and for
+        a start without a flow.
 
     Examples
     --------

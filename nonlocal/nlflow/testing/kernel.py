@@ -28,14 +28,14 @@ def check_kernel(kernel: Kernel, *, dimensions: int = 2) -> None:
     ----------
     kernel : Kernel
     dimensions : int
-        Of the features that it compares.
+        Number of coordinates of the features that it compares.
 
     Raises
     ------
     ContractError
         If a check fails.
     InputError
-        For what is no kernel.
+        For what is no kernel, and for `dimensions` below 1.
 
     Examples
     --------

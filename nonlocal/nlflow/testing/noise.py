@@ -28,7 +28,7 @@ def check_noise(noise: Noise, clean: Any, *, channel_axis: int | None = None) ->
     ContractError
         If a check fails.
     InputError
-        For what is no model of noise, or samples that are no finite numbers.
+        For what is no model of noise, and for samples that are not finite or that the model is not for.
 
     Examples
     --------
