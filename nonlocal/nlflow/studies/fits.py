@@ -40,32 +40,32 @@ where the finer half of the sizes points."""
 
 @dataclass(frozen=True)
 class Fit:
-    """One number that a study is about, what it should be, and whether it is.
+    """A measured number beside the one that theory expects.
 
     Attributes
     ----------
     name : str
-        The setting that it belongs to.
+        Its setting.
     what : str
         What was measured, with its unit.
     slope : float
         The number; NaN when there was too little to fit.
     low, high : float
-        The 95 % interval of the regression (Student's t), extended to where the finer half of the sizes points; for
-        other numbers what `what` says.
+        The 95 % interval of the regression (Student's t), extended to the slope of the finer half of the sizes and as
+        far beyond as `power_fit` says; of other numbers the interval that `what` names.
     expected : float or None
-        What the theory says.
+        Number that the theory predicts.
     relation : {'=', '>=', '<=', 'in'}
-        Whether the number should equal `expected`, be at least or at most that, or lie between `low` and `high`, which
-        are bounds then.
+        Whether the number should equal `expected`, be at least or at most that, or (``'in'``) lie between the bounds
+        `low` and `high`.
     tolerance : float
-        How far from `expected` still counts as that.
+        Allowed distance from `expected`.
     points : int
-        Measurements that went into it.
+        Number of measurements that were fitted.
     intercept : float
-        Of the regression, in the logarithms that were fitted.
+        That of the regression of logarithms.
     reason : str
-        Why there is no number, or what was left out.
+        Why there is no number, or how many measurements were left out.
     """
 
     name: str
@@ -84,9 +84,9 @@ class Fit:
     def verdict(self) -> str:
         """``'agrees'``, ``'disagrees'`` or ``'cannot tell'``; empty where nothing is expected.
 
-        *agrees* where the interval holds what is expected and ends within four tolerances of it, *disagrees* where it
-        lies beyond the tolerance. For '>=' and '<=' it agrees if the interval holds such numbers and none that are off
-        by more than one tolerance.
+        *agrees* if the interval contains `expected` and ends within four tolerances of it, *disagrees* if all of it is
+        farther from `expected` than the tolerance. For '>=' and '<=' it agrees if the interval contains allowed numbers
+        and none that are off by more than one tolerance.
         """
         return self._judgement[0]
 
@@ -97,7 +97,7 @@ class Fit:
 
     @property
     def note(self) -> str:
-        """What was left out, and why nobody can tell."""
+        """What was left out, and why the verdict is *cannot tell*."""
         return "; ".join(filter(None, (self.reason, self._judgement[1])))
 
     @property

@@ -29,19 +29,19 @@ TABLES = {"csv": "csv", "markdown": "md", "latex": "tex"}
 
 @dataclass(frozen=True)
 class StudyResult:
-    """The outcome of `run_study`.
+    """Result of `run_study`.
 
     Attributes
     ----------
     kind : str
     rows : list of dict
-        The measurements, one dict of plain values for each, in the order of the cases.
+        The measurements in the order of the cases, a dict of plain values for each.
     fits : list of Fit
-        What they say, beside what the theory expects.
+        Numbers that were fitted to them, beside what the theory expects.
     options : dict
-        The options in plain data, arrays and objects by type and SHA-256.
+        The options as plain data; of arrays and objects the type and a SHA-256.
     provenance : dict
-        Versions, platform, and how many cases were computed now or read from the folder.
+        Versions, platform, and how many cases were computed and how many were read from `out`.
     """
 
     kind: str
@@ -58,9 +58,8 @@ class StudyResult:
         Parameters
         ----------
         form : {'text', 'csv', 'markdown', 'latex'}
-            CSV has every measurement with all digits; the others may have a summary.
+            ``csv`` has every measurement with all digits; the others are rounded, and for some kinds a summary.
         what : {'rows', 'fits'}
-            Measurements, or what they say beside what is expected.
 
         Raises
         ------
@@ -106,7 +105,7 @@ class StudyResult:
         return bibtex(self.kind)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return everything in JSON's types; NaN and infinities become None."""
+        """Return all of it in the types of JSON; NaN and infinities become None."""
         content = {
             "kind": self.kind,
             "options": self.options,
@@ -127,15 +126,15 @@ class StudyResult:
         width: float = WIDTH,
         style: str | os.PathLike[str] | None = None,
     ) -> list[str]:
-        """Write tables, everything, the figure and the study itself to a folder.
+        """Write tables, figure and the study itself to a folder.
 
-        ``table`` and ``fits`` as ``.csv``, ``.md`` and ``.tex``, ``result.json``, ``figure`` in each format, and
-        ``study.toml``, which `run_study` takes to repeat the study; arrays that were given lie beside it.
+        The files are ``table`` and ``fits`` as ``.csv``, ``.md`` and ``.tex``, ``result.json``, ``figure`` in each
+        format, and ``study.toml`` with the arrays that were given, from which `run_study` repeats the study.
 
         Parameters
         ----------
         folder : path
-            Made if it is missing.
+            Made if it is missing; files of these names are replaced.
         formats : sequence of {'pdf', 'svg', 'png'}
             Of the figure.
         width, style
@@ -151,7 +150,7 @@ class StudyResult:
         InputError
             For an unknown format or style, or a width out of range; nothing is written then.
         FileFormatError
-            When the folder cannot be made or written to.
+            If the folder cannot be made or written to.
         """
         from nlflow.plotting.paper import rendered
         from nlflow.studies.replay import study_files

@@ -75,32 +75,34 @@ def run_study(
     kind : str or path
         ``time-order``: the order of integrators in the step. ``space-order``: the order in N of the averages of a grid
         against the continuum. ``monte-carlo``: the same for random nodes, or for tokens drawn from given ones.
-        ``samples``: the error of attention to n normal tokens against its limit.
-        ``mixing``: how fast the chain of an affinity forgets where it began. ``equilibrium``: diversity of the
-        equilibrium and rate towards it, against their bounds. ``stability``: growth of perturbations under NeuTRENO
-        steps. Or the ``study.toml`` of an earlier study, which is repeated: ``provenance['repeated']`` says whether the
-        bits are the same. Functions and objects of one's own are given again.
+        ``samples``: the error of attention to n normal tokens against its limit. ``mixing``: how fast the chain of an
+        affinity approaches its limit. ``equilibrium``: diversity of the equilibrium beside its bounds, and the rate of
+        convergence to it. ``stability``: growth of perturbations under NeuTRENO steps.
+        Or the path of the ``study.toml`` of an earlier study, to repeat it: ``provenance['repeated']`` says whether the
+        results have the same bits. Functions and objects of one's own have to be given again.
     out : path, optional
-        A folder in which every case is kept as soon as it is done. A later call with the same options does the rest.
+        A folder in which each case is kept as soon as it is done. A later call with the same options computes the
+        cases that are missing there.
     jobs : int or None
-        Processes at a time; 1 stays in this one, -1 takes all cores, None what `joblib.parallel_config` says.
+        Number of processes; 1 for this one alone, -1 for all cores, None for what `joblib.parallel_config` says.
     scheduler : str, optional
         Address of a scheduler of Dask whose workers measure the cases, or ``'local'`` for a cluster of `jobs` processes
         on this machine.
     progress : bool
         Progress bar on stderr.
     rng : int or Generator
-        Seed; every case draws from a stream of its own.
+        Seed, from which each case gets a stream of its own.
     **options
         Lists or single values of ``kernel`` (`Kernel` or text such as ``'gaussian:width=0.1'``), ``nodes`` (along each
         axis of a grid; sample sizes for ``monte-carlo`` and ``samples``), ``dimension`` (1, 2; without a continuum also
         more), ``boundary``, ``channels``, ``fidelity``, ``metric``, ``integrator``, as far as the kind has them; every
-        combination is a case. One value of: ``domain`` in place of nodes, dimension and boundary; ``start``, the
-        signal, an array or a function of node positions (N, m); ``keys``, ``queries`` and ``values``, arrays of one row
-        for each token, for kernels that compare features; ``dt`` and ``t`` (time-order); number of draws ``seeds``
-        (with sample sizes); ``laziness``, distance ``eps`` and first node or law ``origin`` (mixing); a function of the
-        step that returns an ``integrator`` of one's own; ``device``, for kernels that compare features: ``cpu``
-        (default), ``cuda``, ``auto`` or ``cpu-tensors``; ``dtype`` (time-order, stability): ``float64`` or ``float32``.
+        combination is a case. An ``integrator`` of one's own is a function that returns it for a step.
+        One value of: ``domain`` in place of nodes, dimension and boundary; ``start``, the signal, an array or a
+        function of node positions (N, m); ``keys``, ``queries`` and ``values``, arrays with a row for each token, for
+        kernels that compare features; ``t`` (time-order); ``seeds``, the number of draws (with sample sizes);
+        ``laziness``, the distance ``eps`` and the first node or law ``origin`` (mixing); ``device``, for kernels that
+        compare features: ``cpu`` (default), ``cuda``, ``auto`` or ``cpu-tensors``; ``dtype`` (time-order, stability):
+        ``float64`` or ``float32``. ``dt`` (time-order) is a list of three steps or more.
 
     Returns
     -------
@@ -110,19 +112,21 @@ def run_study(
     ------
     InputError
         For options that the kind does not have, unusable values, fewer than three sizes to fit a line through, and a
-        device that is not there or does not serve a kernel.
+        device that is not there or does not take the kernel.
+    NumericalError
+        If a case has no result, such as an integration that fails.
     MemoryLimitError
-        For tensors that do not fit into their device.
+        For arrays that do not fit into the memory or the device.
     FileFormatError
-        For a ``study.toml`` that is none or of another format, and when `out` holds another study, or cases with
-        numbers that no study measures.
+        For a file that is no ``study.toml`` of this version's format; if `out` holds another study, or numbers that no
+        study measures.
     WorkerError
-        When worker processes keep dying; what is done is kept in `out`.
+        If worker processes die again and again; finished cases are kept in `out`.
 
     Warns
     -----
     NlflowWarning
-        When the file of a case is damaged or does not hold what the kind measures; the case is computed again.
+        If the file of a case is damaged or holds something else; the case is computed again.
 
     Examples
     --------
