@@ -233,7 +233,7 @@ def off(one: Tensor, other: Tensor) -> float:
 REASONS = {
     "no attention is found": "its attention is not found",
     "are not both known": "the projections of values and of the output are not both known",
-    "which sums by itself": "its averages are not those of one row for each token",
+    "which sums by itself": "its attention is not one average for each token",
     "without a cache: reduced keys": "there are fewer or more keys than queries",
     "each belong to several tokens": "a value belongs to several tokens",
 }
@@ -267,9 +267,10 @@ def page(rows: list[dict[str, Any]], version: str) -> str:
     ]
     lines += ["", "## A term acts", "", *_listed("Attention is found by transformers' interface or torch's module",
                                                   asking)]  # fmt: skip
-    lines += _listed("Modules sum by themselves, and `probe` needs `take=`", summing)
-    lines += _listed("Some of the modules do, of which `probe` tells nothing without `take=`", mixed)
-    lines += ["## Refused", "", "By `attach`, or, with \\*, where it gets `inputs=` or the model runs.", ""]
+    lines += _listed("Modules compute averages themselves, and `probe` needs `take=`", summing)
+    lines += _listed("Some modules do, which `probe` leaves out without `take=`", mixed)
+    when = "`attach` refuses these, those with \\* only where it gets `inputs=` or when the model runs."
+    lines += ["## Refused", "", when, ""]
     for reason, found in _grouped(refused, lambda row: next((REASONS[one] for one in REASONS if one in row["reason"]),
                                                             "for a reason of its own")):  # fmt: skip
         lines += _listed(reason[0].upper() + reason[1:], found)

@@ -106,7 +106,7 @@ PARTS = (
     ),
     Part(
         "Table 4",
-        "cosine between the way of a layer and that of the gradient flow with keys for queries",
+        "cosine between the update of a layer and the step of the gradient flow, whose queries are the keys",
         "0.973 and 0.964 for DeiT, 0.982 and 0.976 for DeiT with a symmetric kernel",
         "the trained models of Table 1",
         claims=("gradient-cosine", "asymmetric-attention", "sharpening-eigenvalue"),
@@ -123,7 +123,7 @@ PARTS = (
     Part(
         "Table 13",
         "which strengths can be trained",
-        "models collapse from a strength a little above 1 on",
+        "models collapse at strengths above a limit a little over 1",
         _IMAGENET,
         claims=("stability-limit", "stability-of-fidelity"),
     ),
@@ -161,8 +161,7 @@ PARTS = (
     Part(
         "Dovonon, Bronstein, Kusner, TMLR 2025, arXiv 2401.04301",
         "whether trained models smooth, and the eigenvalues of W_V W_O that decide it",
-        "similarity grows with depth in some trained models and not in others; the eigenvalues of W_V W_O, with the "
-        "signs of the norms, say which",
+        "similarity grows with depth in some trained models and not in others; the eigenvalues of W_V W_O say which",
         claims=("smoothing-verdicts",),
         curves=(("rank", ""),),
         spectra=("omega", "negative", "verdict"),
@@ -170,8 +169,8 @@ PARTS = (
     Part(
         "Yu and Zhang, arXiv 2312.06182",
         "token similarity by depth, its linear rate, and its removal",
-        "similarity t_sim rises at a linear rate, by the leading eigenspace that attention matrices share and their "
-        "spectral gaps; x - τ mean(x) before a layer takes it away",
+        "similarity t_sim rises at a linear rate, which the spectral gaps of the attention matrices give; "
+        "x - τ mean(x) before a layer removes it",
         claims=("linear-rate",),
         curves=(("t_sim", "similarity"),),
         spectra=("rate", "leading"),
@@ -245,10 +244,10 @@ def page(record: dict[str, Any]) -> str:
         "",
         "<!-- Made by `python -m validation.paper`; do not edit. -->",
         "",
-        "What arXiv 2312.00751 reports, but for Tables 5 to 7 and 9 to 12 and Figures 2 and 4, and what was repeated "
-        "here. Trainings are small: they show a direction at most. ± is the standard error over seeds, or over inputs "
-        "of models that others trained without the term; brackets are the interval of 95 % of the mean difference in "
-        "pairs of seeds.",
+        "What arXiv 2312.00751 reports, except for Tables 5 to 7 and 9 to 12 and Figures 2 and 4, beside what was "
+        "measured here. The trainings are small: they show a direction at most. ± is the standard error over seeds, "
+        "or over inputs of models that others trained without the term. Brackets hold the 95 % interval of the mean "
+        "difference of pairs with one seed.",
     ]
     if record.get("trained"):
         given = (f"{one['name']} ({one['count']} {one['inputs']})" for one in record["trained"].values())

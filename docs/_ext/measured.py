@@ -82,8 +82,8 @@ def missed_page() -> str:
     every = sum(row.get("target") not in (None, "none") for path in FOLDER.glob("*.json") for row in rows_of(path.name))
     return (
         "# What was missed\n\n"
-        f"Of the {every} goals in the records of `benchmarks/results` {len(rows)} were not met when measured. "
-        "[Measurements](measurements.rst) has others.\n\n"
+        f"{len(rows)} of the {every} goals in the records of `benchmarks/results` were not met. Where times, bytes or "
+        "iterations are compared, a goal with >= is for theirs over ours, one with <= for ours over theirs.\n\n"
         + markdown(("record", "work", "peer", "nlflow", "figure", "goal"), lines)
         + "\n"
     )
