@@ -296,6 +296,7 @@ BAD = {
     "window": (lambda: Mask(window=-1), r"window: got -1, expected an integer >= 0"),
     "numbers": (lambda: Mask(present=np.ones(N)), r"present: got float64, expected an array of bool.*== 1"),
     "list": (lambda: Mask(present=[True]), r"present: got list, expected an array of bool"),
+    "one value": (lambda: Mask(present=True), r"present: got bool, expected an array of bool"),
     "rule": (lambda: Mask(rule=3), r"rule: got 3, expected a function"),
     "kind": (lambda: nl.affinity(nl.ExpDotProduct(), POINTS, X, mask=PRESENT), r"mask: got ndarray, expected a Mask"),
     "shape": (

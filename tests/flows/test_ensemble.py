@@ -118,6 +118,7 @@ def test_means_and_variances_are_those_of_numpy() -> None:
         ({"count": 4, "side_by_side": 0}, InputError, "side_by_side"),
         ({"count": 4, "integrator": nl.RungeKutta()}, InputError, "takes no noise"),
         ({"count": 4, "keep": lambda t, u: np.zeros(int(u[-1, 0] * 1e6) % 97)}, InputError, "keep: got shape"),
+        ({"count": 4, "keep": 3}, InputError, "keep: got int, expected a callable"),
     ],
 )
 def test_useless_calls_are_refused(words: dict[str, Any], error: type[Exception], said: str) -> None:
@@ -125,6 +126,8 @@ def test_useless_calls_are_refused(words: dict[str, Any], error: type[Exception]
         nl.ensemble(linear() + noise(), F, **{"t": 1.0, **words})
     with pytest.raises(InputError, match="without noise"):
         nl.ensemble(linear(), F, 4, t=1.0)
+    with pytest.raises(InputError, match="flow: got Noise, expected flow"):
+        nl.ensemble(noise(), F, 4, t=1.0)
 
 
 def test_a_path_that_fails_is_named() -> None:

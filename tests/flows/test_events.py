@@ -192,6 +192,8 @@ BAD: dict[str, tuple[Callable[[], Any], str]] = {
         "of complex64 at t=0, expected a number",
     ),
     "nothing": (lambda: start(nl.Event(lambda t, u: None)), "returns NoneType at t=0, expected a number"),
+    "array": (lambda: nl.Event(size, action=np.ones(3)), "action: got .*expected 'record', 'stop' or a callable"),
+    "signals": (lambda: nl.Event(size, signals="no"), "signals: got 'no', expected True or False"),
     "no value": (lambda: start(nl.Event(lambda t, u: np.nan)), "is nan at t=0, expected a finite number; start where"),
     "layers": (
         lambda: start(nl.Event(size), integrator=nl.AttentionStep()),

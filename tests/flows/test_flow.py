@@ -284,6 +284,7 @@ F = np.arange(6.0)
         (lambda: nl.GradientFlow(nl.J(A), every=0), r"^every: got 0, expected an integer >= 1"),
         (lambda: nl.GradientFlow(nl.J(A), every=1.5), r"^every: got 1.5, expected an integer >= 1"),
         (lambda: nl.GradientFlow(nl.J(A), every=2), r"^every: got 2 for a frozen kernel, expected evolving=True"),
+        (lambda: nl.GradientFlow(nl.J(A), evolving="no"), r"^evolving: got 'no', expected True or False"),
         (lambda: nl.AttentionFlow(nl.J(A)), r"^affinity: got J, expected an Affinity"),
         (lambda: nl.AttentionFlow(A, fidelity=0.1), r"^observed: the signal f is needed when a fidelity is given"),
         (lambda: nl.AttentionFlow(A, fidelity=np.ones(6)), r"^observed: the signal f is needed"),

@@ -89,8 +89,14 @@ def test_a_part_has_the_bits_of_the_whole(node: int, channel: int, count: int, w
     [("seed", -1), ("seed", 2**64), ("step", 2**32), ("stream", -1), ("node", 2**33), ("channel", 2**32)],
 )
 def test_counters_out_of_range_are_refused(name: str, value: int) -> None:
-    with pytest.raises(InputError, match=name):
+    with pytest.raises(InputError, match=rf"{name}: got .*{value}, expected"):
         normals(**{"seed": 1, "shape": (1, 1), name: value})
+
+
+@pytest.mark.parametrize("shape", [3, (3,), (1, 2, 3), None])
+def test_shapes_of_normals_are_pairs(shape: Any) -> None:
+    with pytest.raises(InputError, match=r"shape: got .*expected a pair"):
+        normals(1, shape)
 
 
 # --- what it is of flows ---------------------------------------------------------------------------------------------

@@ -355,6 +355,8 @@ U = np.linspace(0.0, 1.0, 24)
         ((J_FLOW, U), {"t": 1, "trackers": [nl.Energy]}, r"^trackers: got .*expected Tracker instances such as Energy"),
         ((J_FLOW, U), {"t": 1, "trackers": nl.Energy()}, r"^trackers: got Energy, expected"),
         ((J_FLOW, U), {"t": 1, "trackers": None}, r"^trackers: got None\w*, expected"),
+        ((J_FLOW, U), {"t": 1, "energies": "no"}, r"^energies: got 'no', expected True or False"),
+        ((J_FLOW, U), {"t": 1, "dense": U}, r"^dense: got .*, expected True or False"),
     ],
 )
 def test_bad_arguments(arguments: tuple[Any, ...], options: dict[str, Any], message: str) -> None:

@@ -263,6 +263,8 @@ def test_what_cannot_be() -> None:
         SphereFlow(x, value_map=np.ones((3, 2)))
     with pytest.raises(InputError, match="mask: got one with normalization='sinkhorn'"):
         SphereFlow(x, normalization="sinkhorn", mask=Mask(causal=True))
+    with pytest.raises(InputError, match="mask: got ndarray, expected a Mask"):
+        SphereFlow(x, mask=np.ones((12, 12), bool))
     with pytest.raises(InputError, match="normalization: got 'layer'"):
         SphereFlow(x, normalization="layer")
     with pytest.raises(NumericalError, match="use normalization='softmax'"):

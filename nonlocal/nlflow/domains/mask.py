@@ -65,7 +65,7 @@ class Mask:
             if is_tensor(self.present):
                 check_tensor("present", self.present)
             kind = str(getattr(self.present, "dtype", type(self.present).__name__))
-            if "bool" not in kind:
+            if "bool" not in kind or not getattr(self.present, "ndim", 0):
                 raise InputError(
                     f"present: got {kind}, expected an array of bool, True where there is a node; compare first "
                     "(attention_mask == 1)"

@@ -157,6 +157,11 @@ def ensemble(
     >>> bool((low[-1] < 1).all() and (high[-1] > 1).all())
     True
     """
+    given: Any = flow
+    if not isinstance(given, Flow):
+        raise InputError(f"flow: got {type(given).__name__}, expected flow + Noise(...), such as a GradientFlow")
+    if keep is not None and not callable(keep):
+        raise InputError(f"keep: got {type(keep).__name__}, expected a callable of the times and a path")
     if flow.noise is None:
         raise InputError("flow: got one without noise, all of whose paths are the same, expected flow + Noise(...)")
     count = check_integer("count", count, minimum=2)

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nlflow._array import Array, namespace, scalar
-from nlflow.errors import InputError, NumericalError, check_integer, check_number
+from nlflow.errors import InputError, NumericalError, check_flag, check_integer, check_number
 from nlflow.flows.flow import Flow
 from nlflow.flows.integrators.base import Integrator, StepFailureError
 from nlflow.flows.integrators.runge_kutta import PIECES
@@ -76,13 +76,14 @@ class Event(Tracker):
         super().__init__(1)
         if not callable(function):
             raise InputError(f"function: got {type(function).__name__}, expected a callable of (t, u)")
-        if action not in ("record", "stop") and not callable(action):
+        given: Any = action
+        if not callable(given) and not (isinstance(given, str) and given in ("record", "stop")):
             raise InputError(f"action: got {action!r}, expected 'record', 'stop' or a callable of (t, u)")
         if check_integer("direction", direction) not in (-1, 0, 1):
             raise InputError(f"direction: got {direction}, expected -1, 0 or 1")
         self.function, self.direction, self.action = function, int(direction), action
         self.tol = None if tol is None else check_number("tol", tol, minimum=0, strict=True)
-        self.signals, self.name = bool(signals), name
+        self.signals, self.name = check_flag("signals", signals), name
         self._tol, self._end, self._sign, self._crowd = 0.0, 0.0, 0.0, 0
         self._found: list[tuple[float, Array]] = []
 

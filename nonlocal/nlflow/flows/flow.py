@@ -24,7 +24,7 @@ from nlflow._array import (
     unit_of,
 )
 from nlflow.affinities import Affinity, shown
-from nlflow.errors import InputError, NumericalError, check_array, check_integer
+from nlflow.errors import InputError, NumericalError, check_array, check_flag, check_integer
 from nlflow.flows.noise import Noise
 from nlflow.functionals.metrics import Metric, as_metric
 from nlflow.store.notebook import card
@@ -141,7 +141,7 @@ class Flow:
         self.inner = as_metric(metric)
         self.metric = self.inner.name
         self.observed = self._like = observed
-        self.evolving = bool(evolving)
+        self.evolving = check_flag("evolving", evolving)
         self.every = check_integer("every", every, minimum=1)
         if self.every > 1 and not self.evolving:
             raise InputError(f"every: got {every} for a frozen kernel, expected evolving=True with it; leave it out")
@@ -152,7 +152,7 @@ class Flow:
         if self.evolving and not affinity.evolves:
             raise InputError(
                 "evolving: the affinity compares node positions or queries, or is a given matrix, which no signal "
-                "changes; build it from features alone, or leave evolving=False"
+                "changes; build it from features, or leave evolving=False"
             )
 
     @property

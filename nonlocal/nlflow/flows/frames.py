@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from nlflow._array import Array, to_numpy
-from nlflow.errors import FileFormatError, InputError, check_path
+from nlflow.errors import FileFormatError, InputError, check_flag, check_path
 from nlflow.flows.flow import Flow
 from nlflow.flows.result import layout_of
 from nlflow.flows.trackers import About, Tracker, check_place
@@ -108,7 +108,7 @@ class Frames(Resumable):
         energy: bool = True,
     ) -> None:
         super().__init__(path, every, interval=interval, at=at)
-        self.energy = bool(energy)
+        self.energy = check_flag("energy", energy)
         self._series = series_of(self.path)
 
     def begin(self, flow: Flow, u: Array, t: float, about: About) -> None:

@@ -62,7 +62,10 @@ def normals(
     """
     from nlflow.backends.numba.normals import loop
 
-    count, width = (check_integer("shape", length, minimum=0) for length in shape)
+    pair: Any = shape
+    if not isinstance(pair, tuple | list) or len(pair) != 2:
+        raise InputError(f"shape: got {shortened(repr(pair))}, expected a pair, the numbers of nodes and of channels")
+    count, width = (check_integer("shape", length, minimum=0) for length in pair)
     placed = {"seed": (seed, 2**64), "step": (step, _WORD), "stream": (stream, _WORD)}
     first = {"node": check_integer("node", node, minimum=0), "channel": check_integer("channel", channel, minimum=0)}
     placed |= {"node": (first["node"] + max(count - 1, 0), 2 * _WORD)}

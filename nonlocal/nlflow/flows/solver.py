@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from nlflow._array import ArrayT, check_untracked, underflowing
 from nlflow._looks import look_now, looking_once
-from nlflow.errors import InputError, check_number, checked_call
+from nlflow.errors import InputError, check_flag, check_number, checked_call
 from nlflow.flows.events import Event
 from nlflow.flows.flow import Flow
 from nlflow.flows.integrators import ExactGaussian, Exponential, RungeKutta
@@ -109,6 +109,8 @@ def solve(
         raise InputError(
             f"flow: got {type(flow).__name__}, expected a flow, such as a GradientFlow or an AttentionFlow"
         )
+    for name, flag in (("progress", progress), ("energies", energies), ("dense", dense)):
+        check_flag(name, flag)
     flow = flow.when(0.0)
     if start is None:
         if flow.observed is None:

@@ -145,6 +145,9 @@ class SphereFlow(Flow):
         shapes = [width if one is None else int(one.shape[1]) for one in maps]
         if shapes[0] != shapes[1]:
             raise InputError(f"query_map: got {shapes[0]} columns, expected {shapes[1]}, as many as key_map has")
+        given: Any = mask
+        if given is not None and not isinstance(given, Mask):
+            raise InputError(f"mask: got {type(given).__name__}, expected a Mask, such as Mask(causal=True)")
         if mask is not None and normalization == "sinkhorn":
             raise InputError(
                 "mask: got one with normalization='sinkhorn', expected none: with zeros a doubly stochastic matrix "

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from nlflow._array import Array, is_numpy, namespace, numbers, plus, scalar, underflowing
-from nlflow.errors import InputError, NumericalError, StabilityError, check_number
+from nlflow.errors import InputError, NumericalError, StabilityError, check_flag, check_number
 from nlflow.flows.flow import Flow
 from nlflow.flows.integrators.base import Around, Integrator, StepFailureError, explicit_limit
 from nlflow.flows.integrators.fixed_step import FixedStep
@@ -160,7 +160,7 @@ class Embedded(Integrator):
         self, rtol: float = 1e-6, atol: float = 1e-9, *, dt: float | None = None, adaptive: bool = True
     ) -> None:
         self.rtol, self.atol = rtol, atol
-        self.adaptive = bool(adaptive)
+        self.adaptive = check_flag("adaptive", adaptive)
         tolerances = self._control()
         self.rtol, self.atol = tolerances.rtol, tolerances.atol
         self.dt = None if dt is None else check_number("dt", dt, minimum=0, strict=True)
