@@ -32,16 +32,16 @@ def bifurcation_figure(
     ylabel: str = "root mean square of u",
     title: str | None = None,
 ) -> Figure:
-    """Draw branches of equilibria over their parameter: stable ones solid, unstable ones dashed, with marked points.
+    """Draw branches of equilibria over their parameter: stable parts solid, others dashed, special points marked.
 
     Parameters
     ----------
     branches : Branch, sequence of them, or mapping of str to either
-        Names are those of the legend.
+        Names are shown in the legend.
     axis : matplotlib.axes.Axes, optional
-        Where to draw; by default in a figure of its own.
+        By default that of a new figure.
     value : callable
-        From a signal to the number that is drawn.
+        Maps a signal to the number that is drawn.
     xlabel, ylabel, title : str
 
     Returns
@@ -51,7 +51,7 @@ def bifurcation_figure(
     Raises
     ------
     InputError
-        For no branch.
+        Without a branch, and for anything else in `branches`.
     """
     given = branches if isinstance(branches, Mapping) else {"": branches}
     named = {name: list(one) if isinstance(one, Iterable) else [one] for name, one in given.items()}
@@ -121,17 +121,17 @@ def portrait_figure(
 ) -> Figure:
     """Draw the phase portrait of a flow of two components at one node: its direction, nullclines, equilibria, curves.
 
-    Not all equilibria need be found; stable ones are filled.
+    A search from five points of the window may miss equilibria. Stable ones are filled.
 
     Parameters
     ----------
     flow : Flow or None
-        Of signals of shape (1, 2). None draws the curves alone.
+        A flow of signals of shape (1, 2). With None only the curves are drawn.
     x, y : tuple of float
-        The window.
+        Ends of the axes, (low, high).
     curves : mapping of str to array of shape (T, 2) or (T, 1, 2), or Cycle, optional
     axis : matplotlib.axes.Axes, optional
-        Where to draw; by default in a figure of its own.
+        By default that of a new figure.
     xlabel, ylabel, title : str
 
     Returns
@@ -141,9 +141,13 @@ def portrait_figure(
     Raises
     ------
     InputError
-        For a flow of other signals, a window that is none, and curves of other shapes.
+        For a flow of other signals, ends that do not increase, and curves of other shapes.
     """
     window = [check_range("x", x), check_range("y", y)]
+    if not isinstance(flow, Flow | None):
+        raise InputError(f"flow: got {type(flow).__name__}, expected a Flow, or None for the curves alone")
+    if not isinstance(curves, Mapping | None):
+        raise InputError(f"curves: got {type(curves).__name__}, expected a mapping of names to arrays")
     figure, axis = _place(axis, 6.4, 5.6, title)
     if flow is not None:
         _draw_flow(axis, flow, window)

@@ -24,25 +24,25 @@ from nlflow.store.series.base import described
 
 
 class Film(Resumable):
-    """Make a film of the signal while the run goes on.
+    """Make a film of the signal during a run.
 
-    Pictures go into the folder ``<path>.frames``, and the film is made of them when the run ends. After an early end
-    the folder stays, and a run that is resumed from a checkpoint goes on with it.
+    Pictures are written to the folder ``<path>.frames``, and joined to the film when the run ends. If it ends before
+    its end time, the folder stays for a run that is resumed from a checkpoint.
 
     Parameters
     ----------
     path : path
-        Ends with ``.mp4`` (extra ``film``) or ``.gif``. A free one, or the film of the same problem.
+        Ends with ``.mp4`` (extra ``film``) or ``.gif``. An older film of the same problem is replaced.
     every, interval, at
-        When it looks; see `nlflow.flows.trackers.Tracker`.
+        Times of pictures; see `nlflow.flows.trackers.Tracker`.
     limits : (float, float), optional
-        Values at both ends of the colours, or of the axis of lines; by default they follow from the first picture.
+        Values at both ends of the colours, or of the vertical axis of lines; by default from the first picture.
     rate : float
-        Pictures a second, on average; of a ``.gif`` 50 at most.
+        Pictures a second, on average; at most 50 for a ``.gif``.
     size : (int, int), optional
-        Width and height in pixels, 64 or more; odd ones get one more. Small pictures have no words and no axes.
+        Width and height in pixels, 64 or more; odd numbers are raised by one. Small pictures have no words and axes.
     cmap : str
-        Colours of pictures and points, by their name in matplotlib.
+        Colour map of matplotlib for pictures and points.
 
     Raises
     ------
@@ -50,12 +50,12 @@ class Film(Resumable):
         For a path that is taken, or in a folder that is missing or read-only, for a missing package, and for what has
         no picture.
     FileFormatError
-        When a picture or the film cannot be written, and when the pictures of a run that is resumed are not there.
+        If a picture or the film cannot be written, or the pictures of a run that is resumed are missing.
 
     Notes
     -----
-    It draws a Grid of one to three dimensions (of three the middle slices) or Points of one or two, with at most four
-    channels, of a volume one. A ``.gif`` takes the memory of all pictures.
+    Signals may live on a Grid of one to three dimensions (of three, middle slices are drawn) or Points of one or two,
+    and have up to four channels, one in three dimensions. A ``.gif`` takes the memory of all pictures.
     """
 
     name = "film"
@@ -92,11 +92,11 @@ class Film(Resumable):
         self._end, self._last, self._scene, self._about, self._ready = end, None, None, {}, False
 
     def record(self) -> dict[str, NDArray[np.float64]]:
-        """Return count and time."""
+        """Return the number of pictures and the time of the last."""
         return {**super().record(), "last": np.array([np.nan if self._last is None else self._last])}
 
     def restore(self, record: dict[str, NDArray[np.float64]]) -> None:
-        """Take pictures up."""
+        """Go on after the pictures of a checkpoint."""
         super().restore(record)
         self._last = float(record["last"][0]) if self.count else None
 
@@ -193,21 +193,21 @@ class Film(Resumable):
 
 
 class Live(Tracker):
-    """Show the signal in a notebook while the run goes on, in one picture that is drawn anew.
+    """Show the signal in a notebook during a run, in a picture that is replaced.
 
     Parameters
     ----------
     every, interval, at
-        When it looks; see `nlflow.flows.trackers.Tracker`.
+        Times of pictures; see `nlflow.flows.trackers.Tracker`.
     limits, size, cmap
         As those of `Film`.
     seconds : float
-        At least this much time between two pictures, but for the last.
+        Shortest time between two pictures; the last one is shown in any case.
 
     Raises
     ------
     InputError
-        Outside a notebook, and for what has no picture.
+        Outside a notebook, and for signals that `Film` does not draw.
     """
 
     name = "live"

@@ -30,12 +30,12 @@ class Settings:
     Attributes
     ----------
     takes : {'planes', 'volumes', 'clips'}
-        What is denoised at once: each plane of the last two axes beside channels, each volume of the last three, or
-        each clip of the last three, of which the first is time.
+        What is denoised at once: each plane of the last two axes without that of channels, each volume of the last
+        three, or each clip of the last three, of which the first is time.
     channel_axis : int, optional
-        Axis of channels that say together which patches are alike. Colours of an RGB layer are channels by themselves.
+        Axis of channels that are denoised together; of an RGB layer the colours are.
     sigma : float, optional
-        Noise in the units of the layer; found out when not given.
+        Noise in the units of the layer; estimated by default.
     noise, quality, strength
         As `nlflow.denoise` takes them.
     """
@@ -70,9 +70,9 @@ class Result:
 
 
 def denoise_layer(layer: Any, settings: Settings | None = None) -> tuple[Array, dict[str, Any], str]:
-    """Return a layer of napari denoised, as data, attributes and kind of a new layer.
+    """Denoise a layer of napari, and return data, attributes and kind of a new layer.
 
-    The cost is that of `nlflow.denoise` for each plane, volume or clip; the result is in memory.
+    The cost is that of `nlflow.denoise` for each plane, volume or clip; all of the result is in memory.
 
     Parameters
     ----------
@@ -82,17 +82,17 @@ def denoise_layer(layer: Any, settings: Settings | None = None) -> tuple[Array, 
     Returns
     -------
     data : array
-        In the units of the layer: floats, of RGB layers of integers the same integers.
+        In the units of the layer: floats, but the same type for an RGB layer of integers.
     attributes : dict
-        Those of the layer with another name; ``metadata['nlflow']`` says what was done.
+        Those of the layer with another name; ``metadata['nlflow']`` is a list of texts that say what was done.
     kind : str
         ``'image'``.
 
     Raises
     ------
     InputError
-        For what is no image layer, is empty, complex or of several scales, for axes that it does not have, and as
-        `nlflow.denoise`.
+        For what is no image layer, for an empty or complex one and one of several scales, for axes that it does not
+        have, and as `nlflow.denoise`.
     """
     chosen = Settings() if settings is None else settings
     return layer_of(layer, denoised(samples_of(layer, chosen), chosen), "denoised")

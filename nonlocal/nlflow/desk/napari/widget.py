@@ -19,18 +19,17 @@ class _StoppedError(Exception):
 class DenoiseWidget(base("magicgui.widgets", "Container", install_command("napari"))):  # type: ignore[misc]  # magicgui's class
     """Denoise image layers in napari.
 
-    *Preview* denoises a part around the middle of the view. *Denoise* takes the whole layer, on a thread, and becomes
-    *Stop* meanwhile.
+    *Preview* denoises a part around the middle of the view, *Denoise* the whole layer in a thread, which *Stop* ends.
 
     Parameters
     ----------
     napari_viewer : napari.Viewer
-        Gets the results as new layers.
+        Results are added to it as new layers.
 
     Raises
     ------
     InputError
-        Where magicgui is not installed.
+        If magicgui is not installed.
     """
 
     def __init__(self, napari_viewer: Any) -> None:
@@ -63,7 +62,7 @@ class DenoiseWidget(base("magicgui.widgets", "Container", install_command("napar
         return [(one.name, one) for one in self._viewer.layers if one.as_layer_data_tuple()[2] == "image"]
 
     def settings(self) -> Settings:
-        """Return what the user has chosen, or raise `InputError`."""
+        """Return what the user has chosen; `InputError` for a text that is no number."""
         return Settings(
             self.takes.value,
             _number("channel_axis", self.channel_axis.value, int),
