@@ -208,6 +208,15 @@ def test_a_jump_at_the_end_is_one_by_more_than_a_factor_of_e(left: float, jumps:
     assert math.isinf(nl.Formula(f"where(r <= 1, 1, {left})", width=3.0).steepness) == jumps
 
 
+def test_a_jump_inside_is_as_deep_as_the_square_of_the_last_weight_that_counts() -> None:
+    def steepness(low: float) -> float:
+        return nl.Formula(f"where(r <= 1, 1, where(r <= 2, {low}, exp(-r)))", width=2.0).steepness
+
+    least = 4e-6**2
+    assert steepness(0.0) == pytest.approx(steepness(least), rel=1e-12)
+    assert steepness(1e-10) == pytest.approx(steepness(0.0) * math.log(1e-10) / math.log(least), rel=1e-12)
+
+
 def test_numbers_are_rounded_once() -> None:
     """Widths of any unit, whose squares no float holds, and what a formula multiplies, become one number."""
     unit = 2.0**-600
