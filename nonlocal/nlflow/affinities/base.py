@@ -417,7 +417,7 @@ class Affinity(ABC):
         return self._updated(check_array("features", u) if is_tensor(u) else u)
 
     def settle(self) -> None:  # noqa: B027  # a hook: most have nothing to ask
-        """Ask the device now for what decides how sums are computed."""
+        """Ask the device for what decides how sums are computed."""
 
     @property
     def takes_unsound(self) -> bool:

@@ -36,7 +36,7 @@ Found = tuple[Floats, NDArray[Any]]
 
 
 class Rows(NamedTuple):
-    """Rows (N, d), dense or sparse, their squared lengths, and the means that sparse ones still have."""
+    """Rows (N, d), dense or sparse, their squared lengths, and the means not yet subtracted from sparse ones."""
 
     x: Any
     squares: Floats
@@ -44,7 +44,7 @@ class Rows(NamedTuple):
 
 
 class Space:
-    """N points with one of `METRICS`, as rows whose squared Euclidean distances tell it."""
+    """N points, as rows whose squared Euclidean distances give one of `METRICS`."""
 
     # With rows a and b made for the metric and s = |a - b|^2: ``euclidean`` sqrt(s); ``cosine`` 1 - cos = s / 2 of rows
     # of length 1; ``correlation`` the same of rows less their means; ``jaccard`` 1 - (common) / (all) = 2 s / (|a|^2 +

@@ -15,7 +15,6 @@ _SAMPLED = 32  # nodes between which symmetry is looked at
 
 
 def properties(kernel: Kernel, queries: Array, keys: Array, mask: Mask | None = None) -> dict[str, bool]:
-    """Return whether k_ij is symmetric and positive semidefinite; both need queries that are the keys."""
     same = queries is keys
     # Of a definite matrix what lies between nodes that are there is definite; what is left of it by windows may not be.
     whole = mask is None or not (mask.causal or mask.window is not None or mask.rule is not None)
@@ -26,7 +25,6 @@ def properties(kernel: Kernel, queries: Array, keys: Array, mask: Mask | None = 
 
 
 def check_symmetric(kernel: Kernel, queries: Array, keys: Array) -> None:
-    """Raise `InputError` if a kernel that is said to be symmetric is not, between a few of the nodes."""
     if queries is not keys or not kernel.symmetric:
         return
     few = keys[:: max(1, len(keys) // _SAMPLED)]

@@ -154,7 +154,7 @@ def _checked(points: Any, limit: float | None, metric: str) -> Any:
 
 
 class LocalWidths(Protocol):
-    """Widths of N points, (N,), and of others from their nearest."""
+    """Widths of N points, (N,), and those of other points."""
 
     points: Floats
 
@@ -163,7 +163,7 @@ class LocalWidths(Protocol):
 
 
 class Neighbours:
-    """The nearest of N points, among themselves and of others, kept once found."""
+    """The nearest neighbours, among N points, of these and of other points."""
 
     def __init__(self, space: Space | Table, count: int, search: str = "auto") -> None:
         self._space, self._count = space, count

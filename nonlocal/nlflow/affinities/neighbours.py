@@ -91,7 +91,6 @@ class NeighbourAffinity(SparseAffinity):
 
 
 def count_neighbours(points: NDArray[Any], radii: Sequence[float], samples: int = 256) -> list[float]:
-    """Return estimates of how many nodes are within each radius of a node; O(samples d) time."""
     # From pairs of a few nodes with more of them, evenly spread over their numbers. A node is among its own.
     from scipy.spatial.distance import cdist
 

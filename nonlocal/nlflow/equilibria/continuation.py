@@ -239,7 +239,6 @@ class Continuation:
         return answer.v, float(answer.c[-1])
 
     def corrected(self, guess: Point, row: Point) -> tuple[Point, int]:
-        """Return the point of the curve on the plane through `guess` at right angles to `row`, and the steps taken."""
         for bordered in (True, False) if self.family.first.shifts else (True,):
             x, q = guess
             for count in range(_CORRECTIONS + 1):

@@ -68,7 +68,7 @@ class Stability(Brief):
 @checked_call
 @underflowing
 def stability(flow: Flow, u: Any, k: int = 6) -> Stability:
-    """Return whether an equilibrium of a flow is stable, with the eigenvalues of the Jacobian that say so.
+    """Return whether an equilibrium of a flow is stable, with the rightmost eigenvalues of the Jacobian.
 
     All eigenvalues up to 600 unknowns, O(n^3); beyond, `k` of them by Lanczos or Arnoldi iteration.
 

@@ -186,7 +186,6 @@ class Equations:
     # ---- the Jacobian as a matrix
 
     def matrix(self, x: Floats) -> Floats:
-        """Return J(x), shape (n, n)."""
         for quick in (self._from_parts, self._side_by_side):
             if (found := quick(x)) is not None:
                 return found

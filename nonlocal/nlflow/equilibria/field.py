@@ -270,8 +270,9 @@ class GaussianField:
         method : {'auto', 'transform', 'dense', 'samples'}
             - ``transform``: exact on periodic and reflecting grids with a position kernel and one fidelity, O(N log N).
             - ``dense``: exact by Cholesky's method, O(N^3) and O(N^2) memory.
-            - ``samples``: the variance given the neighbours, and that of what the neighbours say over drawn signals
-              (Sidén, Lindgren, Bolin and Villani 2018, arXiv 1705.08656), off by up to about sqrt(2 / samples) of it.
+            - ``samples``: the variance given the neighbours, plus that of the mean given the neighbours over drawn
+              signals (Sidén, Lindgren, Bolin and Villani 2018, arXiv 1705.08656); the relative standard error is at
+              most about sqrt(2 / samples).
             - ``auto``: the transform, the whole matrix up to 2000 nodes, samples.
         samples : int
         rng : seed or numpy.random.Generator

@@ -39,7 +39,7 @@ class Forward:
         A matrix; an object with ``shape``, ``matvec`` and ``rmatvec``; or ``(apply, adjoint)``, functions of arrays of
         the shapes of signal and data. The first two act on what ``ravel`` makes of a signal.
     shape : int or tuple of int
-        Of the signals; their sizes multiply to N.
+        Of the signals, with N values.
     data_shape : int or tuple of int, optional
         Of the data: (M,), or what the function returns, by default.
     rtol : float, optional

@@ -158,7 +158,7 @@ class Interaction:
 
     @property
     def beside_far(self) -> tuple[Expression, float]:
-        """W less its limit, as an expression of the squared distance, and where that ends to count."""
+        """W less its limit, as an expression of the squared distance, and the distance up to which it counts."""
         # The expression is 0 at distance 0, so that a particle meets all but itself. Nothing is what `seen` says, for
         # 10^-17 of W less its limit.
         zero = as_expression(0)
