@@ -79,7 +79,7 @@ _NAMED_ELSEWHERE: dict[str, tuple[str, ...]] = {
 
 
 def visible(text: str, keep: str = "") -> str:
-    r"""Return a text with characters that nobody sees as escapes, such as ``\x1b``, but those of `keep`."""
+    r"""Return a text with escapes such as ``\x1b`` for characters that are not seen, except those of `keep`."""
     if text.isprintable():
         return text
     return "".join(one if one in keep or _is_seen(one) else one.encode("unicode_escape").decode() for one in text)
@@ -127,7 +127,7 @@ class InputError(NlflowError, ValueError):
 
 
 class KeywordError(InputError, TypeError):
-    """A function or class was called with an argument that it does not have."""
+    """A function or class was called with an argument that it does not have, or with too many."""
 
 
 class MissingPackageError(InputError, ImportError):
@@ -151,7 +151,7 @@ class FileFormatError(NlflowError, ValueError):
 
 
 class WorkerError(NlflowError, RuntimeError):
-    """Other processes that were to do a part of the work have died."""
+    """Worker processes have died."""
 
 
 class NlflowWarning(UserWarning):
@@ -166,7 +166,7 @@ _BETWEEN = frozenset({__name__.partition(".")[0], "numpy", "torch", "contextlib"
 
 
 def warn_caller(message: str | Warning, kind: type[Warning] = NlflowWarning) -> None:
-    """Warn of the line that called this package; a message that is a `Warning` keeps its own kind."""
+    """Warn of the line that called this package; a message that is a `Warning` keeps its class."""
     frame, level = sys._getframe(1), 2
     while frame.f_globals.get("__name__", "").partition(".")[0] in _BETWEEN and frame.f_back is not None:
         frame, level = frame.f_back, level + 1
@@ -174,7 +174,7 @@ def warn_caller(message: str | Warning, kind: type[Warning] = NlflowWarning) -> 
 
 
 def shortened(value: object, most: int = 160) -> str:
-    """Return a value, or an error, as one line of at most `most` characters."""
+    """Return a value or an error as one line of at most `most` characters."""
     text = visible(" ".join(str(value).split())) or type(value).__name__
     return text if len(text) <= most else text[: most - 3] + "..."
 
@@ -193,7 +193,7 @@ def _shown(value: object) -> str:
 
 
 def install_command(extra: str) -> str:
-    """Return the command that adds what an extra needs to the Python that runs."""
+    """Return the command that installs what an extra needs for this Python."""
     return command(sys.executable or "python", "-m", "pip", "install", f"nlflow[{extra}]")
 
 
@@ -202,7 +202,7 @@ def not_installed(what: str, package: str, extra: str, otherwise: str = "") -> M
 
 
 def checked_call(item: Item, more: Iterable[str] = ()) -> Item:
-    """Let a function or class without ``*args`` say which arguments it has when it is called with another, or too many.
+    """Let a function or class without ``*args`` raise `KeywordError` for unknown or too many arguments.
 
     A class stays the same object: its ``__init__`` is replaced.
     """
@@ -243,7 +243,7 @@ def _misnamed(possible: dict[str, bool], words: dict[str, Any], given: int) -> s
 
 
 def check_detached(name: str, value: Any) -> None:
-    """Raise `InputError` for a tensor that asks for a gradient, or a list with one, where there would be none."""
+    """Raise `InputError` for a tensor that requires a gradient, or a list with one."""
     if isinstance(value, list | tuple):
         for entry in value:
             check_detached(name, entry)
@@ -316,7 +316,7 @@ def check_integer(name: str, value: Any, *, minimum: int | None = None, odd: boo
 
 
 def check_range(name: str, given: Any, *, hint: str = "") -> tuple[float, float]:
-    """Return two increasing numbers."""
+    """Return a pair of increasing numbers."""
     try:
         low, high = given
     except (TypeError, ValueError) as error:
@@ -417,7 +417,7 @@ def check_array(
 
 
 def check_tensor(name: str, tensor: Any) -> None:
-    """Refuse tensors without numbers."""
+    """Refuse tensors that have no numbers."""
     check_dense(name, tensor)
     if tensor.is_quantized:
         raise InputError(f"{name}: got a quantized tensor of {tensor.dtype}, expected floats; use .dequantize()")
@@ -433,7 +433,7 @@ def check_tensor(name: str, tensor: Any) -> None:
 
 
 def check_filled(name: str, tensor: Any) -> None:
-    """Refuse a tensor on the device meta, which has a shape and no values."""
+    """Refuse a tensor on the device meta, which has no values."""
     if tensor.is_meta:
         raise InputError(
             f"{name}: it is on meta, where tensors have shapes and no values, expected a tensor on cpu or cuda; "
@@ -510,7 +510,7 @@ def _memory_of_windows() -> int | None:
 
 
 def check_memory(what: str, needed: int, remedy: str, limit: float | None = None) -> None:
-    """Raise `MemoryLimitError` when `needed` bytes pass the limit."""
+    """Raise `MemoryLimitError` if more bytes are `needed` than the limit."""
     allowed = memory_limit() if limit is None else check_number("memory_limit", limit, minimum=1, finite=False)
     if needed > allowed:
         raise MemoryLimitError(

@@ -1,1 +1,1 @@
-"""What sums run on."""
+"""Loops, devices, threads, memory and worker processes."""

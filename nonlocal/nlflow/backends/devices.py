@@ -1,4 +1,4 @@
-"""Devices by name, and what fits into one."""
+"""Devices by name, and what fits into their memory."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Device:
 
     @contextmanager
     def guarded(self, nodes: int, width: int, channels: int, dtype: str) -> Iterator[None]:
-        """Turn "out of memory" into `MemoryLimitError`, and hold torch to one thread."""
+        """Hold torch to one thread, and raise `MemoryLimitError` for "out of memory"."""
         # The last bits of sums depend on the number of threads.
         free = self.free_bytes()
         with flow_need(nodes, width, channels, dtype).guarded(self._place, lambda: free), one_torch_thread():

@@ -1,4 +1,4 @@
-"""Whether this process was forked."""
+"""What changes in a forked process."""
 
 # Threads of the parent do not exist in a child. GNU OpenMP ends a child that asks it for threads, and Numba's own pool
 # waits for them, so a child runs compiled loops in one thread (`nlflow.backends.numba.launch`).
@@ -18,17 +18,17 @@ _answers: list[Callable[[], None]] = []
 
 
 def address() -> int:
-    """Return the address of an int32 that is not 0 in a child; compiled code reads it."""
+    """Return the address of an int32, which is 0 in the first process and not in a fork, for compiled code."""
     return _state.buffer_info()[0]
 
 
 def in_child(answer: Callable[[], None]) -> None:
-    """Call `answer` in each forked child."""
+    """Call `answer` in each forked process."""
     _answers.append(answer)
 
 
 def renewed(lock: Any) -> Any:
-    """Return the lock, made free in each forked child."""
+    """Return a lock that is free in each forked process."""
     in_child(lock._at_fork_reinit)
     return lock
 

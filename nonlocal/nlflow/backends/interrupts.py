@@ -18,7 +18,7 @@ _LATER = 0.01  # seconds
 
 @contextmanager
 def handling(number: signal.Signals, handler: Callable[[int, Any], None]) -> Iterator[None]:
-    """Let `handler` answer a signal within the context; in other threads than the main one this does nothing."""
+    """Let `handler` answer a signal within the context; does nothing outside the main thread."""
     try:
         before = signal.signal(number, handler)
     except ValueError:  # not the main thread
@@ -32,7 +32,7 @@ def handling(number: signal.Signals, handler: Callable[[int, Any], None]) -> Ite
 
 @contextmanager
 def terminable() -> Iterator[Callable[[], bool]]:
-    """Let SIGTERM do what Ctrl-C does within the context; a second SIGTERM ends the process."""
+    """Treat SIGTERM as Ctrl-C within the context; a second SIGTERM ends the process."""
     # Yields a function that tells whether SIGTERM came.
     outer = signal.getsignal(signal.SIGTERM)
     if isinstance(outer, _End):
@@ -75,7 +75,7 @@ def leave(code: int) -> NoReturn:
 
 @contextmanager
 def stopping() -> Iterator[Callable[[], None]]:
-    """Let Ctrl-C end a command even if a flow inside catches it and returns what it has reached."""
+    """Let Ctrl-C end a command even if a flow catches it to return what it has reached."""
     # Yields a function that raises `KeyboardInterrupt` if there was one.
     stopped = False
 

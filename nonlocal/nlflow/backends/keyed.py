@@ -100,7 +100,7 @@ class _Keeper(Nanny):  # type: ignore[misc]
 
 
 def local_cluster(count: int | None) -> Any:
-    """Return a cluster of `count` processes of this machine; None is one for each core."""
+    """Return a cluster of `count` processes on this machine, by default one for each core."""
     # Any free port: with None Dask warns where its usual port is taken. A heartbeat that meets a scheduler which is
     # closing is logged with a stack trace; what fails in a call is raised.
     folder = tempfile.mkdtemp(prefix="nlflow-", dir=dask.config.get("temporary-directory", None))

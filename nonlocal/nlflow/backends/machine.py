@@ -1,4 +1,4 @@
-"""Versions, platform, state of the source."""
+"""Versions, platform and git state."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is needed, what is free, and what fits."""
+"""Memory that is needed and that is free."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _RAN_OUT = ("out of memory", "can't allocate memory", "not enough memory")
 
 @dataclass(frozen=True)
 class Need:
-    """What a computation needs."""
+    """Memory that a computation needs."""
 
     # - of : callable; Bytes for a number of nodes (or samples, ...); must not fall.
     # - count : int; How many there are.
@@ -35,7 +35,6 @@ class Need:
     unit: str = "nodes"
 
     def largest(self, free: float) -> int:
-        """Return the largest count that fits into `free` bytes."""
         return bisect_right(range(1, _MOST), free, key=self.of)
 
     def check(self, place: str, free: int) -> None:
@@ -61,12 +60,12 @@ class Need:
 
 
 def ran_out(error: Exception) -> bool:
-    """Tell whether an error of torch means "out of memory"; only CUDA has a type for it."""
+    """Return whether an error of torch means "out of memory"."""
     return any(words in str(error).lower() for words in _RAN_OUT)
 
 
 def free_bytes(device: Any) -> int:
-    """Return the bytes that a computation may take on a device of torch, or for NumPy (None)."""
+    """Return the bytes that are free for a computation on a device of torch, or for NumPy (None)."""
     if getattr(device, "type", None) != "cuda" or "NLFLOW_MEMORY_LIMIT" in os.environ:
         return memory_limit()
     cuda = sys.modules["torch"].cuda

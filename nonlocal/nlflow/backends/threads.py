@@ -1,4 +1,4 @@
-"""How many threads compute."""
+"""Numbers of threads."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def _blas() -> Any:
 
 @contextmanager
 def one_blas_thread() -> Iterator[int]:
-    """Hold BLAS to one thread, and yield how many it had; not to be nested."""
+    """Hold BLAS to one thread, and yield how many it had; may not be nested."""
     # The number belongs to the process, so one caller at a time changes it. A thread cannot lower what another one has
     # set with threadpoolctl and still holds.
     _BLAS.acquire()
@@ -101,7 +101,7 @@ def one_blas_thread() -> Iterator[int]:
 
 
 def blas_limited() -> AbstractContextManager[Any]:
-    """Return a context with one thread of BLAS; it takes no lock and may be nested."""
+    """Return a context with one thread of BLAS, which may be nested."""
     import scipy.linalg  # noqa: F401 - as above
     from threadpoolctl import threadpool_limits
 
@@ -129,7 +129,7 @@ def one_torch_thread() -> Iterator[None]:
 
 
 def in_order(work: Callable[[Item], Made], items: Iterable[Item], workers: int) -> Iterator[Made]:
-    """Yield ``work(item)`` in the order of the items, computed by threads."""
+    """Yield ``work(item)`` in the order of the items, computed in `workers` threads."""
     # The queue bounds what is held: two items a worker, and the one that is taken.
     if workers < 2:
         yield from map(work, items)

@@ -1,4 +1,4 @@
-"""Calls in other processes."""
+"""Calls in worker processes."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def _distributed(scheduler: str) -> Any:  # its constructors have no types
 
 @contextmanager
 def cluster(scheduler: str, jobs: int | None) -> Iterator[None]:
-    """Let Dask use a cluster: the one at an address, or ``'local'`` for `jobs` processes of this machine."""
+    """Let Dask use a cluster, the one at an address or for ``'local'`` one of `jobs` processes on this machine."""
     # A client that is connected to this scheduler already is used: its credentials may be temporary, and in no file.
     if not isinstance(scheduler, str):
         raise InputError(f"scheduler: got {shortened(repr(scheduler), 60)}, expected 'local' or the address of one")

@@ -1,4 +1,4 @@
-"""Decoders in a process of their own, which may crash, hang or ask for all memory without harm to this one."""
+"""Decoders in a child process, so that they cannot crash or hang this one, or take its memory."""
 
 from __future__ import annotations
 
@@ -325,7 +325,7 @@ def _borrowed(path: Path) -> Iterator[_Child]:
 
 
 def seconds_for(size: int) -> float:
-    """Return how long a decoder may take for so many bytes: over a minute, or ``NLFLOW_DECODE_SECONDS``."""
+    """Return how long a decoder may take for this many bytes: more than a minute, or ``NLFLOW_DECODE_SECONDS``."""
     given = os.environ.get("NLFLOW_DECODE_SECONDS")
     if given is not None:
         try:

@@ -1,4 +1,4 @@
-"""Masks, maps and references."""
+"""Masks, maps and references beside an input."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def measures(media: Media) -> tuple[str, ...]:
 
 
 def nearness(media: Media, clean: Array, noisy: Array, result: Array) -> dict[str, float | None]:
-    """Return how near input and result come to the reference; of a table the means over columns."""
+    """Return measures of input and result beside the reference; for a table their means over columns."""
     from nlflow.denoising.quality import psnr, snr, ssim
 
     kinds: dict[str, Callable[..., float | None]] = {

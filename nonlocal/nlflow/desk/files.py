@@ -103,7 +103,7 @@ def _known_format(path: Path) -> str:
 
 
 def found_format(path: Path) -> tuple[str, list[str]]:
-    """Return the format of a file, which its content decides before its name, and notes."""
+    """Return the format of a file, by its content rather than its name, and notes."""
     extension = ""
     if path.is_file():
         with suppress(OSError), path.open("rb") as stream:  # what is wrong with it is said when it is read
@@ -125,7 +125,7 @@ def found_format(path: Path) -> tuple[str, list[str]]:
 
 
 def load(path: str | os.PathLike[str], *, first_column: FirstColumn | None = None, array: str | None = None) -> Media:
-    """Read a file without settling what the axes of an array or of a stack are; see `read`."""
+    """Read a file, without a decision on the axes of an array or a stack; see `read`."""
     path = Path(path)
     form, notes = found_format(path)
     expected = f"a readable {form.upper()} file"
@@ -372,7 +372,7 @@ def check_target(path: str | os.PathLike[str]) -> None:
 
 
 def check_distinct(sources: Mapping[str, Path | None], targets: Mapping[str, Path | None]) -> None:
-    """Raise `InputError` for outputs that would replace an input or each other, links followed."""
+    """Raise `InputError` for outputs that would replace an input or each other; links are followed."""
     seen = {key: name for name, path in sources.items() if path is not None for key in identity(path)}
     for name, path in targets.items():
         for key in () if path is None else identity(path):
@@ -384,7 +384,7 @@ def check_distinct(sources: Mapping[str, Path | None], targets: Mapping[str, Pat
 
 
 def identity(path: Path) -> list[object]:
-    """Return what tells a file from others: its place, and its number on the disk if it is there."""
+    """Return what tells a file from others: its path, and its number on the disk if it exists."""
     try:
         found = path.stat()
     except OSError:
@@ -393,7 +393,7 @@ def identity(path: Path) -> list[object]:
 
 
 def check_output(target: str | os.PathLike[str] | Writing, media: Media) -> tuple[str, ...]:
-    """Return notes of what the output's format has no place for; `FileFormatError` where it cannot hold a result."""
+    """Return notes of what the format of an output cannot hold; `FileFormatError` if it cannot hold the result."""
     writing = writing_of(target)
     path = writing.path
     if media.format == "frames" and not format_of(path):
@@ -475,7 +475,7 @@ def _without_data(media: Media) -> Media:
 
 
 def stored(data: Array, dtype: np.dtype[Any], form: str, bits: int | None) -> Array:
-    """Return `data` in the dtype of the output: rounded and clipped, never wrapped, where that is an integer."""
+    """Return `data` in the dtype of the output; for integers rounded and clipped."""
     if form in ("npy", "npz", *TABLES):
         return data.astype(np.float32 if dtype in (np.float16, np.float32) else np.float64)
     if dtype.kind not in "iu":

@@ -1,4 +1,4 @@
-"""Links that lead out of a folder, and codecs that may do more than decode."""
+"""Links that lead out of a folder, and codecs that do more than decode."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def leads_out(path: Path, folder: Path) -> bool:
 
 
 def check_links(folder: Path, entries: Iterable[Path], expected: str) -> None:
-    """Raise `FileFormatError` for a folder of which an entry is a link that leads out."""
+    """Raise `FileFormatError` if a link in a folder leads out of it."""
     for entry in entries:
         if leads_out(entry, folder):
             got = f"the link {os.path.relpath(entry, folder)!r} in it, which leads to {os.path.realpath(entry)}"
@@ -39,7 +39,7 @@ def links_in(folder: Path) -> Iterator[Path]:
 
 
 def strange_codecs(meta: dict[str, Any]) -> list[str]:
-    """Return the codecs in a description of zarr 2 or 3 that may do more than turn bytes into numbers."""
+    """Return the codecs in a description of zarr 2 or 3 that may do more than decode."""
     return sorted(_codecs(meta) - _HARMLESS)
 
 

@@ -1,4 +1,4 @@
-"""Images on the disk that are larger than memory: opened block by block, and denoised from file to file."""
+"""Images on the disk that are larger than memory."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def open_image(path: str | Path, *, channel_axis: int | None = None, block: int 
 def open_stack(
     path: Path, channel_axis: int | None, axes: str | None, block: int | None, quality: str
 ) -> tuple[Any, int | None, str | None]:
-    """Open an image or a stack on the disk as a Dask array; return the axis of its channels and its axes too."""
+    """Return an image or a stack on the disk as a Dask array, the axis of its channels, and its axes."""
     need_dask()
     import dask.array as da
 
@@ -150,7 +150,7 @@ def open_stack(
 def block_sides(
     shape: tuple[int, ...], stored: tuple[int, ...], channel_axis: int | None, block: int, moving: bool = False
 ) -> tuple[int, ...]:
-    """Return the sides of blocks: at least `block`, whole chunks as they are stored, all channels; or whole frames."""
+    """Return the sides of blocks of whole chunks, at least `block` and with all channels; of clips, of whole frames."""
     spatial = [axis for axis in range(len(shape)) if axis != channel_axis]
     longest = [block * block if len(spatial) == 1 else block] * len(spatial)
     if moving:

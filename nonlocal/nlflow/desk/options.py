@@ -55,7 +55,7 @@ FORMER = {
 
 
 def renewed(args: Iterable[str], known: set[str]) -> tuple[list[str], dict[str, str]]:
-    """Return the words of a command without former options, and those by the names of what they set."""
+    """Return the words of a command without former options, and the values of these by name."""
     words, former, rest = list[str](), dict[str, str](), iter(args)
     for word in rest:
         if word == "--":
@@ -194,7 +194,7 @@ class Given:
 
 
 def given(option: str, texts: Iterable[str] | None, known: Mapping[str, Setting], former: Mapping[str, str]) -> Given:
-    """Return what is set by texts such as ``steps=3``; the last counts where several are of one name."""
+    """Return the settings of texts such as ``steps=3``; of several with one name the last counts."""
     found = Given(option, {}, former)
     for text in texts or ():
         name, equals, value = text.partition("=")
@@ -302,7 +302,7 @@ def options_of(quality: str, strength: float | None, settings: Given) -> Any:
 
 
 def check_device(device: str, hint: str = "--device") -> None:
-    """Raise what gives exit code 2 where a device is missing."""
+    """Raise an error with exit code 2 if a device is missing."""
     from nlflow.backends.devices import choose_device
     from nlflow.errors import InputError
 
@@ -349,7 +349,7 @@ def split_flat(text: str | None) -> tuple[slice, slice] | None:
 
 @dataclass(frozen=True)
 class Rule:
-    """Options that act under a condition only, and what is said of them otherwise."""
+    """Options that act under a condition only, and the message for other cases."""
 
     options: str
     acts: Callable[[Mapping[str, Any]], bool]
@@ -408,7 +408,7 @@ _RULES: dict[str, tuple[Rule, ...]] = {
 
 
 def refuse_idle(command: str, context: Any) -> None:
-    """Raise `typer.BadParameter` for an option that was given and has no effect."""
+    """Raise `typer.BadParameter` for an option without effect."""
     names = {param.name: param.opts[0] for param in context.command.params}
     for rule in _RULES.get(command, ()):
         for name in rule.options.split():

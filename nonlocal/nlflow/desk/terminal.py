@@ -40,14 +40,14 @@ _IN_SHELL = (
 
 
 def in_shell(message: str) -> str:
-    """Return a message of the library with what it advises as the shell says it."""
+    """Return a message of the library with its advice in the spelling of the shell."""
     for advice, command in _IN_SHELL:
         message = re.sub(advice, command, message)
     return message
 
 
 def echo(text: str, *, err: bool = False) -> None:
-    """Print `text`, what the terminal would obey, or its encoding cannot show, as escapes."""
+    """Print `text`; control characters, and those that the encoding lacks, become escapes."""
     import typer
 
     from nlflow.errors import visible
@@ -65,7 +65,7 @@ def say(level: str, text: str) -> None:
 
 
 def ensure_streams() -> None:
-    """Give a process that was started without stdin, stdout or stderr, as daemons are, ones that lead nowhere."""
+    """Open stdin, stdout and stderr on the null device for a process without them, such as a daemon."""
     for number in range(3):
         try:
             os.fstat(number)
@@ -76,7 +76,7 @@ def ensure_streams() -> None:
 
 
 def nobody_reads(error: Exception) -> bool:
-    """Whether the reader of stdout has had enough, of which Windows has no error of its own."""
+    """Return whether an error means that the reader of stdout has closed it."""
     if isinstance(error, BrokenPipeError):
         return True
     return os.name == "nt" and isinstance(error, OSError) and error.errno == errno.EINVAL and error.filename is None
@@ -91,7 +91,7 @@ def close_stdout() -> None:
 
 
 def mendable(error: Exception) -> str | None:
-    """Return the message, in one line, of an error that a user can mend, and None of any other."""
+    """Return the message of an error that a user can mend in one line, and None for any other."""
     from nlflow.errors import NlflowError, visible
 
     if not isinstance(error, NlflowError | OSError | MemoryError):
@@ -136,7 +136,7 @@ def progress_bar(quiet: bool, **words: Any) -> Any:
 
 
 class Log:
-    """Progress where stderr is no terminal: what begins, and a line every half minute."""
+    """Progress if stderr is no terminal: the beginning, and a line every half minute."""
 
     def __init__(self, name: str = "") -> None:
         self.name = name
@@ -175,7 +175,7 @@ def tell_of_compiling(quiet: bool) -> None:
 
 @contextmanager
 def warnings_kept() -> Iterator[list[str]]:
-    """Keep the warnings for users; the list has each text once when the context ends."""
+    """Collect the warnings for users, each text once, until the context ends."""
     texts: list[str] = []
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)

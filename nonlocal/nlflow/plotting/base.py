@@ -79,7 +79,7 @@ def new_figure(width: float = 10.0, height: float = 4.0, dpi: float = 150.0, tit
 def panel_grid(
     count: int, width: float, height: float, title: str | None = None, *, most: int = COLUMNS, **options: Any
 ) -> tuple[Figure, list[Axes]]:
-    """Return a figure with `count` panels of this size in inches, at most `most` in a row, on paper fewer."""
+    """Return a figure with `count` panels of this size in inches, at most `most` in a row; on paper fewer."""
     columns, paper = min(count, most), _PAPER.get()
     if paper is not None:
         columns = min(columns, max(1, int(paper.width / _NARROWEST)))
@@ -116,7 +116,7 @@ def legend_below(axis: Axes, *entries: Any, down: float = 0.14, **options: Any) 
 
 
 def points(size: float) -> float:
-    """Return a size of letters, given for those of 10 points, in the size that figures have now."""
+    """Return the size of letters that corresponds to this one where usual letters have 10 points."""
     import matplotlib as mpl
 
     return size * float(mpl.rcParams["font.size"]) / 10
@@ -152,7 +152,7 @@ def check_groups(name: str, groups: Mapping[str, Sequence[Any]], expected: str) 
 
 
 def check_numbers(name: str, value: Any) -> Array:
-    """Return an array of real numbers, NaN among them."""
+    """Return an array of real numbers or NaN."""
     array = value if isinstance(value, np.ndarray) else np.asarray(value)
     if array.dtype.kind not in "biuf" or not array.ndim:
         raise InputError(f"{name}: got {type(value).__name__}, expected an array of real numbers")
@@ -160,7 +160,7 @@ def check_numbers(name: str, value: Any) -> Array:
 
 
 def pair_of(noisy: Any, result: Any) -> tuple[Array, Array]:
-    """Return noisy samples and a result of them as arrays in the same units.
+    """Return noisy samples and a result as arrays in the same units.
 
     `nlflow.denoise` makes integers floats from 0 to 1, which would be black beside them.
     """
@@ -187,7 +187,7 @@ def show_decades(axis: Axes, low: float, high: float, room: float) -> None:
 
 
 def draw_line(axis: Axes, values: Array, part: slice, **style: Any) -> None:
-    """Draw `values[part]`; of a long line its envelope."""
+    """Draw `values[part]`, of a long line the envelope."""
     x, y = np.arange(part.start, part.stop), values[part]
     step = len(y) // BINS
     if step > 2:
@@ -200,7 +200,7 @@ def draw_line(axis: Axes, values: Array, part: slice, **style: Any) -> None:
 
 
 def render(figure: Figure, form: str, *, outlines: bool = False) -> bytes:
-    """Return a figure as the content of a file ``pdf``, ``svg`` or ``png``; `outlines` draws the letters of an SVG."""
+    """Return a figure as ``pdf``, ``svg`` or ``png``; with `outlines` the letters of an SVG are shapes."""
     import matplotlib as mpl
 
     check_choice("form", form, FORMATS)

@@ -109,13 +109,13 @@ def over_channels(name: str, marked: Array | None, given: Array, channel_axis: i
 
 
 def channels_last(array: Array, channel_axis: int | None) -> Array:
-    """Return (..., C) in float64."""
+    """Return an array (..., C) in float64."""
     moved = array[..., np.newaxis] if channel_axis is None else np.moveaxis(array, channel_axis, -1)
     return moved.astype(np.float64)
 
 
 def range_of(noisy: Array, result: Array) -> tuple[float, float]:
-    """Return the range of the noisy samples, that of the result where none is finite."""
+    """Return the range of the noisy samples, or of the result if none of them is finite."""
     seen = noisy[np.isfinite(noisy)]
     seen = seen if seen.size else result
     return float(seen.min()), float(seen.max())
@@ -129,7 +129,7 @@ def show_values(axis: Axes, values: Array, low: float, high: float, **options: A
 
 
 def residual_limit(residual: Array, sigma: float) -> float:
-    """Return where the colours of a residual end.
+    """Return the value at the ends of the colours of a residual.
 
     The mean of several channels has less noise, but the eye compares its size with sigma.
     """
@@ -247,7 +247,7 @@ def _contrast(picture: Array, limits: tuple[float, float]) -> tuple[float, float
 
 
 def telling_part(residual: Array, result: Array, seen: Array) -> tuple[slice, slice]:
-    """Return rows and columns of a part in which much was removed beside edges that stayed.
+    """Return rows and columns of a part where much was removed beside edges that are kept.
 
     More than twice the edges of most parts count as no more: texture hides noise.
     """

@@ -56,7 +56,7 @@ def cures_figure(rows: Rows, *, metric: str, title: str | None = None) -> Figure
 
 
 def parts_figure(rows: Rows, parts: Sequence[str], *, measure: str, title: str | None = None) -> Figure:
-    """Draw what each part of each block changes in a measure of similarity, as bars that add up to the change.
+    """Draw how much each part of each block changes a measure of similarity, as bars that add up to the change.
 
     Each row has ``index``, ``change``, the parts by their names, and ``change_se`` if it is known.
     """

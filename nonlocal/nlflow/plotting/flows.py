@@ -29,7 +29,7 @@ _FOOT = 0.05  # share of the logarithmic time axis for t = 0
 
 @dataclass(frozen=True)
 class Course:
-    """A measured quantity over time.
+    """A quantity over time.
 
     Attributes
     ----------

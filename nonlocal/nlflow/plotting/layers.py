@@ -37,7 +37,7 @@ _NORMAL = 1.96  # standard errors on each side of a mean: 95 % of a normal law
 
 
 def layers_figure(runs: Mapping[str, Rows], *, fidelity: float | None = None, title: str | None = None) -> Figure:
-    """Draw what a model's layers do: mean cosine, J, spectral gap and stable fidelity over depth.
+    """Draw mean cosine, J, spectral gap and stable fidelity of a model's layers over depth.
 
     Parameters
     ----------
@@ -52,7 +52,7 @@ def layers_figure(runs: Mapping[str, Rows], *, fidelity: float | None = None, ti
 
 
 def survey_figure(runs: Mapping[str, Rows], *, title: str | None = None) -> Figure:
-    """Draw what a model's layers do to many inputs, as means with bands of 95 % over depth.
+    """Draw the measures of a model's layers for many inputs, as means with bands of 95 %, over depth.
 
     Parameters
     ----------

@@ -33,7 +33,7 @@ _DECADES: Final = 6.0  # of a spectrum, at most: below, it was cut off
 
 @dataclass(frozen=True)
 class NoiseCurves:
-    """Noise as lines, of a model or as it was measured.
+    """Curves of noise, measured or of a model.
 
     Attributes
     ----------
@@ -53,7 +53,7 @@ class NoiseCurves:
 
 
 def model_curves(model: Noise, samples: Array, *, channel_axis: int | None = None) -> NoiseCurves:
-    """Return the curves of a model for a picture, of its luminance where it has colours."""
+    """Return the curves of a model for a picture; with colours those of its luminance."""
     values = samples[..., None] if channel_axis is None else np.moveaxis(samples, channel_axis, -1)
     channels, dimension = values.shape[-1], values.ndim - 1
     seen = values.mean(axis=-1, dtype=np.float64)
@@ -106,7 +106,7 @@ def by_frequency(plane: Array) -> tuple[Array, Array, Array | None]:
 
 
 def measured_curves(found: NoiseEstimate, model: NoiseCurves) -> NoiseCurves:
-    """Return what was measured; strengths by intensity are ratios, and are scaled to those of the model."""
+    """Return measured curves; strength by intensity is relative, and scaled to that of the model."""
     empty = np.empty(0)
     places = np.asarray(found.measured.get("intensities", empty), np.float64)
     strengths = np.asarray(found.measured.get("strengths", empty), np.float64)
@@ -130,7 +130,7 @@ def noise_figure(
     missing: Array | None = None,
     title: str | None = None,
 ) -> Figure:
-    """Draw which noise a picture or a recording has, as measured and as the model has it.
+    """Draw the noise of a picture or a recording, measured and by the model.
 
     Parameters
     ----------

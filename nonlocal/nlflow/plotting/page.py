@@ -1,4 +1,4 @@
-"""Pages that are one file, without network and without scripts."""
+"""HTML pages in one file, without network and scripts."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def download(name: str, content: str, words: str) -> str:
 
 
 def table(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str]) -> str:
-    """Return a table; `columns` are names of keys and their headings."""
+    """Return a table; `columns` maps keys to headings."""
     head = "".join(f"<th>{text(heading)}</th>" for heading in columns.values())
     lines = []
     for row in rows:

@@ -41,7 +41,7 @@ _PIECES = re.compile(r"\([^()\s]+ [^()\s]+\)|(?:(?<!\\)\$.*?(?<!\\)\$|\\\$|[^\s$
 
 
 def drawn(draw: Callable[[], Figure], *, width: float, style: str | os.PathLike[str] | None = None) -> Figure:
-    """Return what `draw` draws, as a figure of `width` inches in a style sheet of matplotlib."""
+    """Return a figure of `width` inches by `draw`, in a style sheet of matplotlib."""
     with _styled(style) as colours, base.on_paper(base.Paper(_checked_width(width), colours)):
         figure = draw()
         settle(figure)
@@ -146,7 +146,7 @@ def _read_sheet(name: str) -> dict[str, Any]:
 
 
 def settle(figure: Figure) -> None:
-    """Break labels that are too long, give panels their height, and leave out ticks whose labels would meet."""
+    """Break long labels, set the height of panels, and drop ticks whose labels would overlap."""
     _share(figure)
     columns, rows = _grid(figure)
     ratio = _RATIO if rows <= _FEW else _FLAT

@@ -23,7 +23,7 @@ _ROUNDING = 1e-9  # relative: a measured value may be equal to its bound
 
 @dataclass(frozen=True)
 class Series:
-    """Measured values with a fitted power law or exponential.
+    """Values with a fitted power law or exponential.
 
     Attributes
     ----------
@@ -102,7 +102,7 @@ def bounds_figure(
     logx: bool = True,
     logy: bool = False,
 ) -> Figure:
-    """Draw measured quantities within their two-sided bounds, a shaded band; what is outside has a red cross.
+    """Draw quantities within a band of bounds; those outside have a red cross.
 
     Parameters
     ----------

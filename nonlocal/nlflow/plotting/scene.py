@@ -32,7 +32,7 @@ def check_limits(limits: Any) -> tuple[float, float] | None:
 
 
 class Scene:
-    """The picture of a signal, drawn anew for each moment within limits that stay."""
+    """A picture of a signal that is drawn again at each moment, with fixed limits."""
 
     def __init__(
         self,
@@ -99,7 +99,7 @@ class Scene:
 
 
 def kind_of(domain: Domain, u: Array) -> tuple[int, bool]:
-    """Return the number of panels and whether they hold lines; raise `InputError` for what has no picture."""
+    """Return the number of panels and whether they show lines; `InputError` for signals that cannot be drawn."""
     dimensions = len(domain.shape) if isinstance(domain, Grid) else domain.nodes.shape[1]
     most = 3 if isinstance(domain, Grid) else 2
     if domain.leading or dimensions > most:

@@ -55,7 +55,7 @@ def stack_figure(
     kept: Array | None = None,
     title: str | None = None,
 ) -> Figure:
-    """Draw three pictures out of a noisy stack, out of the denoised one and out of their difference.
+    """Draw three pictures of a noisy stack, of the denoised one and of their difference.
 
     Of a volume they are the slices through its middle in three directions, of a clip three frames, of volumes at
     several times the slices of the one in the middle.

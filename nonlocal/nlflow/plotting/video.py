@@ -29,7 +29,7 @@ def check_video(path: Path, rate: float) -> None:
 
 
 def write_video(path: Path, pictures: list[Path], rate: float, comment: str) -> None:
-    """Write a film, ``.mp4`` or ``.gif``, of pictures of one size with even sides, at `rate` pictures a second."""
+    """Write pictures of one size with even sides as ``.mp4`` or ``.gif``, `rate` of them a second."""
     write = _write_gif if path.suffix.lower() == ".gif" else _write_mp4
     write_atomic(path, lambda stream: write(stream, pictures, rate, comment))
 

@@ -46,7 +46,7 @@ def make_folder(path: str | os.PathLike[str]) -> Path:
 
 
 def hold(path: Path, *, make: bool = True, sure: bool = False) -> int | None:
-    """Return a descriptor that keeps a file for this process while it is open; None where another has it.
+    """Return a descriptor that locks a file while it is open; None if another process has locked it.
 
     On a file system without locks the descriptor keeps nothing, and is None for who must be `sure`.
     """
@@ -88,7 +88,7 @@ def _taken(descriptor: int, sure: bool) -> bool:
 
 @contextmanager
 def locked(path: str | os.PathLike[str], name: str, *, whole: bool = False) -> Iterator[None]:
-    """Keep a file, which need not exist, or a folder for this process as long as the context lasts.
+    """Lock a file, which need not exist, or a folder within the context.
 
     The lock is an empty hidden file beside a file, or a folder that is replaced as a `whole`; inside another folder.
     `InputError` names the argument when another process has it; `FileFormatError` when the folder cannot be written.
@@ -133,7 +133,7 @@ def _let_go(path: Path, descriptor: int) -> None:
 
 
 def sweep(folder: Path) -> None:
-    """Remove what killed processes left in a folder; a folder that they set aside gets its name again."""
+    """Remove what killed processes have left in a folder; a folder that they had moved away gets its name back."""
     _swept.add(os.fspath(folder))
     for entry in os.scandir(folder):
         if entry.name.startswith(".nlflow-") and entry.name.endswith((".tmp", ".lock")):
@@ -164,7 +164,7 @@ def _temporary_name(target: Path) -> Path:
 
 @contextmanager
 def workshop(target: Path) -> Iterator[Path]:
-    """Make a hidden folder beside a target, which this process holds; it is removed at the end."""
+    """Make a hidden folder beside a target, locked by this process, and remove it at the end."""
     descriptor = None
     while descriptor is None:
         place = _temporary_name(target)
@@ -194,7 +194,7 @@ def _dismantle(place: Path, descriptor: int) -> None:
 
 
 def remove(path: Path) -> None:
-    """Remove a file, or a folder so that nobody meets half of it."""
+    """Remove a file, or a folder at once."""
     if path.is_dir() and not path.is_symlink():
         with workshop(path) as place:
             path.rename(place / "new")
@@ -203,7 +203,7 @@ def remove(path: Path) -> None:
 
 
 def write_atomic(path: str | os.PathLike[str], writer: Callable[[BinaryIO], object], *, replace: bool = True) -> None:
-    """Write a file so that it appears complete or not at all; a symbolic link is followed.
+    """Write a file that appears complete or not at all; symbolic links are followed.
 
     Without `replace`, `FileFormatError` is raised where a file is there at the end.
     """
@@ -265,7 +265,7 @@ def write_folder(path: str | os.PathLike[str], writer: Callable[[Path], object],
 
 
 def put_folder(fresh: Path, target: Path, *, replace: bool) -> None:
-    """Give a complete folder its name; what had the name is then where the new one was, or removed."""
+    """Give a complete folder its name; a folder of that name is removed, or moved to the place of the new one."""
     for file in fresh.rglob("*"):
         if file.is_file():
             _sync(file)

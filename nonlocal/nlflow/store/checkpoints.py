@@ -21,7 +21,7 @@ def previous(path: str | os.PathLike[str]) -> Path:
 
 
 class Checkpoints:
-    """A checkpoint at a path, and the one before it if that was whole, as ``<path>.previous``."""
+    """A checkpoint at a path, and the one before it as ``<path>.previous``."""
 
     def __init__(self, path: str | os.PathLike[str], kind: str) -> None:
         self.path = Path(path)
@@ -46,7 +46,7 @@ class Checkpoints:
         self._known.add(_identity(self.path))
 
     def load(self, fits: Fits) -> tuple[Arrays, Meta]:
-        """Return the newest checkpoint that is whole, of this version and fits; `FileFormatError` says why none is.
+        """Return the newest checkpoint that is whole, of this version and of this run; else `FileFormatError`.
 
         `fits` gets arrays and description of a whole one, and returns None, or why it cannot be gone on from.
         """
@@ -72,7 +72,7 @@ class Checkpoints:
         raise FileFormatError("; ".join(reasons))
 
     def check_replaceable(self, name: str, fits: Fits) -> None:
-        """Raise `InputError`, which names an argument, where a file would be lost that is no state of this run."""
+        """Raise `InputError` with the name of an argument if a file would be lost that is no checkpoint of this run."""
         newest, before = self.places
         for place, other in ((newest, before), (before, newest)):
             reason = self._lost(place, other, fits)

@@ -69,7 +69,7 @@ def digest(text: str | bytes | memoryview) -> str:
 
 
 def misfit(entry: Any, columns: Mapping[str, Column]) -> str | None:
-    """Return why decoded data is no mapping of these names, in this order, to values of these types; None if it is."""
+    """Return why decoded data is no mapping of these names, in this order, to values of these types; else None."""
     if not isinstance(entry, dict):
         return f"{shortened(repr(entry), 60)}, expected {', '.join(columns)}"
     if list(entry) != list(columns):

@@ -1,4 +1,4 @@
-"""What tells values apart."""
+"""Descriptions that tell values apart."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def described(value: Any) -> str:
 
 
 def describe(value: Any) -> Any:
-    """Return what tells a value from others as plain data.
+    """Return plain data that tells a value from others.
 
     Functions are told by their code, defaults and closure, not by the global names that they use.
     """

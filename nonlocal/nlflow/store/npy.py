@@ -24,7 +24,7 @@ _HEADERS: dict[tuple[int, int], Callable[[BinaryIO], tuple[Any, ...]]] = {
 
 
 def read_array(stream: BinaryIO, length: int, *, what: str = "the array") -> NDArray[Any]:
-    """Return the array, without objects, at the start of an open .npy file of `length` bytes.
+    """Return the array at the start of an open .npy file of `length` bytes; arrays of objects are refused.
 
     `numpy.load` takes memory before it knows whether the file has as many values, and it can unpickle.
     """
@@ -53,7 +53,7 @@ def read_array(stream: BinaryIO, length: int, *, what: str = "the array") -> NDA
 
 
 def read_header(stream: BinaryIO) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    """Return shape, order (by columns or not) and dtype of a .npy array; `ValueError` for a damaged header."""
+    """Return shape, whether the order is that of columns, and dtype of a .npy array; `ValueError` if it is damaged."""
     try:
         with warnings.catch_warnings():  # an odd header is read or refused; nobody can mend it
             warnings.simplefilter("ignore")

@@ -1,4 +1,4 @@
-"""Findings in a folder."""
+"""Results of cases in a folder."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ T = TypeVar("T")
 
 
 def program() -> dict[str, str]:
-    """Return what decides the bits of a finding: versions of the libraries, and a digest of the package's source."""
+    """Return what decides the bits of results: versions of libraries and a digest of the package's source."""
     versions = {f"version of {name}": value for name, value in environment()["versions"].items()}
     return {**versions, "source of nlflow": source_digest()}
 
 
 class Records(Generic[T]):
-    """Findings of cases in a folder, each in a file of its own.
+    """Results of cases in a folder, a file for each.
 
     `unpack` returns None where a case has to be computed again, and raises `ValueError` for what is no finding of it.
     """
@@ -43,7 +43,7 @@ class Records(Generic[T]):
         return self.folder / f"{name}.json"
 
     def read(self, name: str) -> T | None:
-        """Return the finding of a case, or None if it has to be computed; a damaged file, or another case, warns.
+        """Return the result of a case, or None if it has to be computed; warn of a damaged file or another case.
 
         A right checksum says that some program wrote the file, not that this one did.
         """

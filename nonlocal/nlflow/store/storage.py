@@ -28,7 +28,7 @@ Meta = dict[str, Any]
 
 
 class DamagedFileError(FileFormatError):
-    """A file is not as it was written, so it holds nothing that could be lost."""
+    """A file is damaged, so that it holds nothing that could be lost."""
 
 
 # ---- archives

@@ -1,4 +1,4 @@
-"""Measured rates and limits beside theory."""
+"""Convergence rates and limits, measured and compared with theory."""
 
 from nlflow.studies.fits import Fit
 from nlflow.studies.result import StudyResult

@@ -1,4 +1,4 @@
-"""Running cases, each kept as soon as it is done."""
+"""Cases that are computed side by side and kept one by one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from nlflow.errors import InputError
 
 @dataclass(frozen=True)
 class Case:
-    """One piece of work, done as a whole.
+    """A piece of work.
 
     Attributes
     ----------
@@ -33,7 +33,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Done:
-    """A case with its finding, and whether that was read."""
+    """A case with its result, and whether that was read from a file."""
 
     case: Case
     finding: Any
@@ -41,7 +41,7 @@ class Done:
 
 
 class Keeper(Protocol):
-    """What findings are kept in."""
+    """Where results are kept."""
 
     def read(self, name: str) -> Any | None: ...
 
@@ -58,7 +58,7 @@ def run_cases(
     threads: bool = False,
     bar: Any = None,
 ) -> Generator[Done]:
-    """Yield every case with its finding: first what is known, then each as soon as it is done and kept.
+    """Yield all cases with their results: first those that are known, then each when it is done and kept.
 
     Close the iterator to end the cases that still run. `threads` is for cases that only wait for processes.
     """

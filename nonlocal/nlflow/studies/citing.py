@@ -29,7 +29,7 @@ THEORY: Mapping[str, tuple[str, ...]] = {
 
 
 def bibtex(subject: str = "flows") -> str:
-    """Return the package and the works behind a subject of `THEORY`."""
+    """Return BibTeX of the package and of the works behind a subject of `THEORY`."""
     keys = THEORY[check_choice("subject", subject, tuple(THEORY))]
     return "\n".join([_package(), *(_entries()[key] for key in keys)])
 

@@ -1,4 +1,4 @@
-"""The average of the continuum."""
+"""Averages in the continuum."""
 
 from __future__ import annotations
 

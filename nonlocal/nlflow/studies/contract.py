@@ -28,7 +28,7 @@ ROUNDING = _ROUNDINGS * float(np.finfo(np.float64).eps)
 
 @dataclass(frozen=True)
 class Setting:
-    """A case: its columns as `label`, and the options that measuring it needs."""
+    """A case: the columns that name it, and the options for its measurement."""
 
     label: Row
     options: Options
@@ -58,14 +58,14 @@ class Kind(ABC):
     columns: ClassVar[Mapping[str, Column]]
 
     def check(self, options: Options, given: Mapping[str, Any]) -> None:  # noqa: B027  # a hook
-        """Fill in what depends on other options, and raise `InputError` for what cannot be studied."""
+        """Fill in options that depend on others, and raise `InputError` for what cannot be studied."""
 
     @abstractmethod
     def measure(self, options: Options, seed: np.random.SeedSequence) -> list[Row]:
         """Measure one case."""
 
     def fits(self, rows: list[Row], options: Options) -> list[Fit]:
-        """Return what all measurements say."""
+        """Return the fits of all measurements."""
         settings = grouped(rows, self.setting)
         return [fit for setting, members in settings for fit in self.fitted(in_words(setting), members, options)]
 
@@ -81,7 +81,7 @@ class Kind(ABC):
 
 
 def judged(error: float, scale: float, floor: float = 0.0, dtype: str = "float64") -> Row:
-    """Return the columns that say whether an error can be fitted: not if it is rounding, or no number."""
+    """Return the columns that say whether an error is fitted: not if it is NaN or at the level of rounding."""
     if not np.isfinite(error):
         return {"used": False, "note": "not finite"}
     if error <= (_ROUNDINGS * float(np.finfo(dtype).eps) + floor) * scale:
@@ -107,7 +107,7 @@ _BARE = ("kernel", "metric", "integrator", "boundary", "what")  # their values n
 
 
 def in_words(setting: Row) -> str:
-    """Return a setting as a few words, e.g. ``gaussian:width=0.1 N=64 1-D l2``."""
+    """Return a setting in a few words, such as ``gaussian:width=0.1 N=64 1-D l2``."""
     words = []
     for name, value in setting.items():
         shown = f"{value:g}" if isinstance(value, float) else str(value)

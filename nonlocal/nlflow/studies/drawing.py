@@ -1,4 +1,4 @@
-"""From measurements and fits to figures."""
+"""Figures of measurements and fits."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MOST_PANELS = 12
 
 
 def told(setting: Row, rows: Sequence[Row]) -> str:
-    """Return what a setting has that not all rows share, or all of it."""
+    """Return the part of a setting in which rows differ, or all of it if they are alike."""
     own = {name: value for name, value in setting.items() if len({row.get(name) for row in rows}) > 1}
     return setting_in_math(own or setting)
 

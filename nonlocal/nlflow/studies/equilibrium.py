@@ -1,4 +1,4 @@
-"""What a fidelity keeps."""
+"""Diversity of equilibria."""
 
 from __future__ import annotations
 

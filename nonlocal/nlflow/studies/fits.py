@@ -175,7 +175,7 @@ def no_fit(name: str, what: str, reason: str, expected: float | None = None, rel
 
 
 def largest(name: str, what: str, values: Sequence[float], bound: float) -> Fit:
-    """Return the largest of several deviations from a bound."""
+    """Return the largest of some deviations beside its bound."""
     return Fit(name, what, max(values), math.nan, math.nan, bound, relation="<=", points=len(values))
 
 

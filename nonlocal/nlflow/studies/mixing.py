@@ -1,4 +1,4 @@
-"""How fast a chain forgets."""
+"""Mixing of chains."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _RATE = f"log {_NORM} per step"
 
 
 class Mixing(Kind):
-    """Distances of P^k v and of the law of the walker to their limits; expected: log |mu_2| a step, late."""
+    """Distances of P^k v and of the law of a walker to their limits; expected: slope log |mu_2| a step for large k."""
 
     name = "mixing"
     summary = "rate at which a chain mixes, and its mixing time"

@@ -1,4 +1,4 @@
-"""Random nodes, not grids."""
+"""Averages over random nodes."""
 
 from __future__ import annotations
 

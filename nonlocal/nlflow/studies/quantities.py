@@ -1,4 +1,4 @@
-"""What is measured: symbols, words and units, for axes and tables."""
+"""Symbols, words and units of measured quantities."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The file of a study."""
+"""The file of a study, from which it is repeated."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _PARTS = {"file_format": int, "study": str, "seed": int, "options": dict, "array
 
 
 def current() -> dict[str, str]:
-    """Return what decides the bits of a result: versions, the package's source, and the machine."""
+    """Return what decides the bits of a result: versions, the package's source and the machine."""
     return {**environment()["versions"], "source of nlflow": source_digest(), "machine": machine_name()}
 
 
@@ -126,7 +126,7 @@ def _value(value: Any) -> str:
 
 @dataclass(frozen=True)
 class Recipe:
-    """A study as its file tells it; `own` are options that the file cannot hold, `edited` says that it was changed."""
+    """A study of a file; `own` are options that the file cannot hold, `edited` says that it was changed."""
 
     path: Path
     kind: str
@@ -138,7 +138,7 @@ class Recipe:
     edited: bool
 
     def with_own(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the options of the study, with those that only its user has."""
+        """Return the options of the study together with those that its user gives again."""
         for name in given:
             if name not in self.own:
                 raise InputError(
@@ -154,7 +154,7 @@ class Recipe:
         return {**self.options, **given}
 
     def compare(self, rows: list[Row], given: Mapping[str, Any]) -> dict[str, Any]:
-        """Return whether measurements have the bits of the file, and all that differs from when it was written."""
+        """Return whether measurements have the same bits as those of the file, and what else differs."""
         here = current()
         names = dict.fromkeys([*self.program, *here])
         differs = [
@@ -172,7 +172,7 @@ def is_study_file(kind: Any) -> bool:
 
 
 def read_study(path: str | os.PathLike[str]) -> Recipe:
-    """Return the study of a file, or raise `FileFormatError`."""
+    """Return the study of a file; `FileFormatError` for anything else."""
     place = Path(path)
     content = {"arrays": {}, **_load(place)}
     wrong = next((name for name, kind in _PARTS.items() if type(content.get(name)) is not kind), None)

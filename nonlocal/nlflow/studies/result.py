@@ -1,4 +1,4 @@
-"""What a study returns."""
+"""The result of a study."""
 
 from __future__ import annotations
 
@@ -185,7 +185,7 @@ def save_results(folder: str | os.PathLike[str], rows: list[Row], report: dict[s
 
 
 def fit_rows(fits: Sequence[Fit], form: str = "text") -> list[Row]:
-    """Return the fits as rows; words that all names share are left out, but for CSV."""
+    """Return the fits as rows, without words that all names share except in CSV."""
     words = [fit.name.split() for fit in fits]
     shared = set.intersection(*map(set, words)) if len(words) > 1 and form != "csv" else set()
     lines: list[Row] = []

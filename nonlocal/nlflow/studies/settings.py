@@ -1,4 +1,4 @@
-"""From options to what is measured."""
+"""Problems and solutions for the options of a study."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _LONG = 1e6  # of a time by the largest eigenvalue: an expansion takes about its
 
 
 def make_settings(kind: Kind, options: Options) -> list[Setting]:
-    """Return every combination of the lists that make the cases of a kind."""
+    """Return all combinations of the lists among the options of a kind."""
     axes = [name for name in kind.axes if options[name] is not None]
     fixed = {name: value for name, value in options.items() if name not in axes}
     given = options.get("keys") if options.get("domain") is None else options["domain"]
@@ -91,7 +91,7 @@ def extent(options: Options) -> tuple[int, int, int, str]:
 
 
 def build(options: Options, rng: np.random.Generator, *, exact: bool = False) -> Problem:
-    """Return the problem of a case; with `exact` in float64, on data that is rounded to its dtype."""
+    """Return the problem of a case; with `exact` in float64, on data rounded to the dtype of the case."""
     device, dtype = options.get("device", CPU), options.get("dtype", "float64")
     used = "float64" if exact else dtype
 
@@ -141,7 +141,7 @@ def values_at(signal: Callable[[Floats], Any], positions: Floats) -> Floats:
 
 
 def smooth(boundary: str, channels: int) -> Callable[[Floats], Floats]:
-    """Return a smooth signal that a boundary continues smoothly."""
+    """Return a signal that stays smooth when a boundary continues it."""
 
     def signal(x: Floats) -> Floats:
         shift = np.arange(channels) * 0.7
@@ -157,7 +157,7 @@ def smooth(boundary: str, channels: int) -> Callable[[Floats], Floats]:
 
 
 def build_flow(weights: Affinity, observed: Array, metric: str, fidelity: float) -> LinearFlow:
-    """Return the flow of J or E; by P itself for a non-symmetric affinity in the degree metric."""
+    """Return the flow of J or E; in the degree metric by P itself if the affinity is not symmetric."""
     if metric == "degree" and not weights.symmetric:
         return AttentionFlow(weights, observed if fidelity > 0 else None, fidelity)
     functional = E(weights, observed, fidelity, measure=metric) if fidelity > 0 else J(weights)
@@ -173,7 +173,7 @@ def solve_to_end(*arguments: Any, **options: Any) -> Solution[Any]:
 
 
 def integrate(flow: LinearFlow, start: Array, times: float | list[float], integrator: Integrator) -> Solution[Any]:
-    """Integrate to the end, or raise `NumericalError`."""
+    """Integrate to the end; `NumericalError` if that fails."""
     wanted = [0.0, times] if isinstance(times, float) else times
     solution = solve_to_end(flow, start, t_eval=wanted, integrator=integrator, energies=False)
     if not solution.success:

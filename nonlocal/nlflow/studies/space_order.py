@@ -1,4 +1,4 @@
-"""The order of grids."""
+"""Order of averages on grids."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The stable range of the NeuTRENO step."""
+"""Stable range of the NeuTRENO step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows as text, CSV, Markdown, LaTeX."""
+"""Tables as text, CSV, Markdown and LaTeX."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _LATEX = {
 
 
 def render_table(rows: Sequence[Row], form: str = "text", *, factored: bool = True) -> str:
-    """Return rows in one of `FORMS`; with `factored` what all rows share stands above them, but for CSV."""
+    """Return rows in one of `FORMS`; with `factored` columns with one value stand above the table, except in CSV."""
     check_choice("form", form, FORMS)
     if form == "text":
         return render_rows(list(rows), factored=factored)
@@ -97,7 +97,7 @@ def _latex(rows: list[Row], names: list[str], alike: list[str]) -> str:
 
 
 def latex_text(words: str) -> str:
-    """Return words with all that LaTeX would obey as what it shows."""
+    """Return words for LaTeX, with its special characters escaped."""
     return "".join(_LATEX.get(letter, letter) for letter in words)
 
 
@@ -108,7 +108,7 @@ def _outside_math(text: str, shown: Callable[[str], str]) -> str:
 
 
 class Formula(str):
-    """Mathematics as a cell."""
+    """Mathematics in a cell."""
 
     __slots__ = ()
 

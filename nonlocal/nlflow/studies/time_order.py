@@ -1,4 +1,4 @@
-"""The order of integrators."""
+"""Order of integrators."""
 
 from __future__ import annotations
 

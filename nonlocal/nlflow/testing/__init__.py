@@ -1,4 +1,4 @@
-"""Checks of own classes."""
+"""Checks of own kernels, affinities, fidelities, flows, integrators and noise."""
 
 import lazy_loader
 

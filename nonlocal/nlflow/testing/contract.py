@@ -28,7 +28,7 @@ class Contract:
             raise ContractError(f"{self.name}: {promise}: got {shortened(str(got))}, expected {expected}")
 
     def near(self, promise: str, got: Any, expected: Any, tolerance: float, what: str = "the same numbers") -> None:
-        """Check that arrays differ by at most `tolerance` of the largest finite number expected."""
+        """Check that arrays differ by at most `tolerance` times the largest finite number expected."""
         here, there = numbers(got), numbers(expected)
         self.holds(here.shape == there.shape, promise, f"shape {here.shape}", f"shape {there.shape}")
         with np.errstate(invalid="ignore"):
@@ -39,14 +39,14 @@ class Contract:
         self.holds(off <= tolerance * (size or 1.0), promise, f"numbers off by {off:.3g} of {size:.3g}", what)
 
     def kept(self, promise: str, got: Any, like: Array) -> Array:
-        """Return what was got, which has the shape and dtype of `like`."""
+        """Return `got` if it has the shape and dtype of `like`."""
         shape, dtype = tuple(getattr(got, "shape", ())), getattr(got, "dtype", type(got).__name__)
         wanted = f"shape {tuple(like.shape)} and {like.dtype}, those of its argument"
         self.holds(shape == tuple(like.shape) and dtype == like.dtype, promise, f"shape {shape} and {dtype}", wanted)
         return got
 
     def asked(self, promise: str, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Return what a method returns, unless it changes its arrays; an error of `nlflow.errors` passes as it is."""
+        """Return what a method returns if it leaves its arguments alone; errors of `nlflow.errors` pass."""
         before = [np.array(one, copy=True) if isinstance(one, np.ndarray) else None for one in arguments]
         try:
             result = function(*arguments)

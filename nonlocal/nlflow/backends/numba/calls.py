@@ -43,7 +43,7 @@ class Callee:
 
 
 def caller(function: Any = None) -> Any:
-    """Return the instruction ``call(address, arguments)``; with `function` it checks the types of the arguments."""
+    """Return an intrinsic ``call(address, arguments)``; with `function` it checks the types of the arguments."""
 
     @intrinsic
     def call(typingctx, address, arguments):
@@ -73,7 +73,7 @@ _numbered = caller()
 
 @njit(parallel=True, cache=True)
 def each(count, one, arguments):
-    """Call the function at an address with each number below `count`, in parallel."""
+    """Call the function at an address with 0, ..., count - 1, in parallel."""
     for number in prange(count):
         _numbered(one, (np.int64(number), arguments))
 

@@ -1,4 +1,4 @@
-"""Multigrid for walks that end."""
+"""Multigrid for chains whose walks end."""
 
 # State i has the moves ``starts[i] <= e < stops[i]`` to the states ``ends[e]``, not to itself, in the shares
 # ``weights[e]`` of the rate at which it is left. The systems are ``x_i - sum_e weights[e] x[ends[e]] = b_i``, 1, 4 or
@@ -16,7 +16,7 @@ _FLAGS = {"contract", "reassoc", "nnan", "ninf", "nsz"}
 
 
 def width_of(columns: int) -> int:
-    """Return how many systems loops take for some columns: 1, 4 or 16."""
+    """Return how many systems a loop solves at once for a number of columns: 1, 4 or 16."""
     return 1 if columns == 1 else _FEW if columns <= _FEW else COLUMNS
 
 

@@ -106,7 +106,7 @@ def step_edges(indptr, indices, weights, degree, rigid, f, box, steps, seen, q, 
 
 @njit(parallel=True, cache=True, fastmath=_FLAGS)
 def raise_nodes(indptr, indices, roots, cells, rise, seen, q):
-    """Take a dual step with nodes as cells: ``q_ij += rise a_i sqrt(W_ij) (u_i - u_j)``, put into the unit ball."""
+    """Take a dual step of cells at nodes, ``q_ij += rise a_i sqrt(W_ij) (u_i - u_j)``, scaled into the unit ball."""
     # ``roots`` is sqrt(W_ij), (edges,), and ``cells`` is a_i, (N,); the rest as in `step_edges`.
     D = seen.shape[1]
     one = seen.dtype.type(1)

@@ -1,4 +1,4 @@
-"""The local Wiener step."""
+"""The local Wiener step, compiled."""
 
 # Arrays are planar, (C, slices, rows, columns); an image has one slice, a signal one slice of one row. A patch is known
 # by its corner, the flat index ``(slice * rows + row) * columns + column``. The work is cut into jobs, each a run of
@@ -210,7 +210,6 @@ def filter_wide(
     double, state, pilot, c, places, count, patch, noise, correlation, whitening, basis, shrink, powers, across, room,
     among, spare, given, change, weight,
 ):  # fmt: skip
-    """Filter in double precision."""
     most, wide, line = weight.shape[0] - 1, weight.shape[1], noise.shape[0]
     first, second, third = 4 * most * wide, 4 * most * wide + room.size, 4 * most * wide + room.size + among.size
     held = spare[:first].reshape(4, most, wide)
@@ -487,7 +486,7 @@ loop = loader(_loops)
 
 @cache
 def double(dtype: str) -> tuple[int, int]:
-    """Return the addresses of `filter_wide` and of `wiener`, compiled when a group first asks for them."""
+    """Return the addresses of `filter_wide` and `wiener`, compiled at the first call."""
     real = types.float32 if dtype == "float32" else types.float64
     line, plane, room, image = (types.Array(real, dimensions, "C") for dimensions in (1, 2, 3, 4))
     whole, number, places = types.int64, types.float64, types.Array(types.int64, 2, "C")

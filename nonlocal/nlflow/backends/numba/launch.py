@@ -1,4 +1,4 @@
-"""How a loop starts threads."""
+"""Starting threads of compiled loops."""
 
 # A layer of Numba ends the process in two cases: GNU OpenMP in a child of `os.fork` (`multiprocessing` and the workers
 # of a DataLoader on Linux), and ``workqueue`` where two threads of the caller start a loop at a time. In both a loop
@@ -30,7 +30,7 @@ _LAUNCH = ir.FunctionType(_NOTHING, [_ADDRESS] * 8)
 
 @contextmanager
 def linked() -> Iterator[None]:
-    """Link the loops that are compiled or loaded in this context to our launcher."""
+    """Link the loops that are compiled or loaded within the context to the launcher of this module."""
     layer, engine = _launcher()
     llvm.add_symbol(_LAYER, engine.get_function_address(_OWN))
     try:
@@ -41,7 +41,7 @@ def linked() -> Iterator[None]:
 
 @cache
 def start_threads() -> None:
-    """Have Numba start its threads, from a thread that ends then."""
+    """Start the threads of Numba from a thread that ends then."""
     # GNU OpenMP gives the thread that starts them their number for all its later work: torch, on the same library,
     # would compute on so many threads from then on, whatever its user had set.
     with ThreadPoolExecutor(1) as starter:

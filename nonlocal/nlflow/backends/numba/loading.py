@@ -20,7 +20,7 @@ tell: Callable[[], None] | None = None
 
 
 def njit(*signature: Any, **options: Any) -> Callable[[Callable[..., Any]], Any]:
-    """Return Numba's decorator, which does without a cache where no folder can be written."""
+    """Return Numba's decorator, without a cache if no folder for it can be written."""
     import numba
 
     cache = options.pop("cache", False)
@@ -69,7 +69,7 @@ def _without_cache(dispatcher: Any, error: Exception) -> None:
 
 
 def compiled(dispatcher: Any, signature: Any) -> Callable[..., None]:
-    """Return a loop, compiled for a signature now or loaded from the cache; the time is added to `seconds`."""
+    """Compile a loop for a signature or load it from the cache; the time is added to `seconds`."""
     global seconds
     from nlflow.backends.numba.launch import linked
 

@@ -13,7 +13,7 @@ _FLAGS = {"contract", "nsz"}  # squares may overflow
 
 @njit(inline="always")
 def boxes_near(lows, highs, own, others_lows, others_highs, other, limit):
-    """Whether two boxes come within ``limit`` (squared) of each other."""
+    """Return whether the squared distance of two boxes is at most ``limit``."""
     # The axes that tell most come first.
     square = 0.0
     for c in range(lows.shape[1]):
@@ -54,7 +54,7 @@ def _row(columns, i, start, limit, square, place, indices, squares, fill):
 
 @njit(parallel=True, cache=True)
 def near_pairs(columns, lows, highs, parents_lows, parents_highs, reach, limit, counts, indptr, indices, squares):
-    """Count the nodes within a radius of each node, or list them by rows, in order."""
+    """Count the nodes within a radius of each node, or list them in order of rows."""
     # - columns : (d, N); Coordinates of nodes in order; NaN, up to a multiple of 64, at the end.
     # - lows, highs : (blocks, axes); Boxes of blocks of 64 nodes.
     # - parents_lows, parents_highs : (parents, axes); Boxes of 64 blocks each.

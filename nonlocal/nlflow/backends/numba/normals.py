@@ -54,7 +54,6 @@ def _series(coefficients, x):
 
 @njit(cache=True)
 def words(counters, key, out):
-    """Write words of Philox4x32-10."""
     key_0, key_1 = key & _LOW, key >> _HALF
     for i in range(len(counters)):
         own = _words(counters[i, 0], counters[i, 1], counters[i, 2], counters[i, 3], key_0, key_1)

@@ -115,7 +115,7 @@ def _weigh(typingctx, form, kind, d, count, x, y, table, reference, numbers, top
 
 
 def nearest_image(v: Vectors, periods: Any, c: Any, d: Any) -> Callable[[Any], Any]:
-    """Return what turns the difference of coordinates c into that to the nearest image; a period of 0 is none."""
+    """Return what turns a difference of coordinates into that to the nearest image; a period of 0 means none."""
     # At `periods` are those of the d coordinates, and then their inverses.
     less = v.builder.fneg(v.broadcast_from(periods, c))
     inverse = v.broadcast_from(periods, v.builder.add(d, c))
@@ -192,7 +192,7 @@ def _writer() -> bytes:
 
 @cache
 def weigher(form: str, dtype: str) -> int:
-    """Return the address of the function that writes weights of a form."""
+    """Return the address of the function that writes the weights of a formula."""
     bits = 32 if dtype == "float32" else 64
 
     # Addresses, since an array is seven arguments, and there are thousands of calls.
@@ -283,7 +283,7 @@ def add_weighted(table, count, values, start, apart, sums):
 
 @njit()
 def scratch(rows, columns, like):
-    """Return scratch that starts where a vector does: loads across two lines of the cache cost twice as much."""
+    """Return scratch memory aligned to vectors."""
     room = np.empty(rows * columns + 64 // like.itemsize, like.dtype)
     first = (-room.ctypes.data % 64) // like.itemsize
     return room[first : first + rows * columns].reshape(rows, columns)

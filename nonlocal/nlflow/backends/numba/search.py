@@ -1,4 +1,4 @@
-"""The search for alike patches and for the motion of blocks."""
+"""Compiled searches for alike patches and for the motion of blocks."""
 
 import math
 from typing import Any
@@ -263,7 +263,7 @@ def find_groups(
     each, one, guide, edge, slices, rows, columns, shape, patch, radii, run, motion, order, moves, rounding, members,
     counts,
 ):  # fmt: skip
-    """Find the patches nearest to each reference patch, itself first, in its window."""
+    """Find the patches in a window that are nearest to each reference patch, which comes first."""
     # - each, one : int; Addresses of `nlflow.backends.numba.calls.each` and of `find_job`.
     # - guide : (C, Z, H, edge + W + more); What is compared, within anything finite: at its left as many samples as a
     #   row is displaced at most (by `motion` and `radii`), at its right also those of a vector and `COLUMNS`.

@@ -180,7 +180,7 @@ def begin(indptr, middle, indices, weights, free, b, x, r, squares):
 
 @njit(cache=True)
 def iterate(indptr, middle, indices, weights, free, x, r, p, t, q, squares, beta, count, least, taken):
-    """Take iterations, at most ``count`` and until all ``squares`` are below ``least``."""
+    """Take up to ``count`` iterations, until all ``squares`` are below ``least``."""
     # - x, r, p, t, q : (N, 16); The solution, its residual times (I - L)^-1, the direction, and two that are 0 at
     #   first.
     # - squares, least : (16,); Of r, and those that are asked for.

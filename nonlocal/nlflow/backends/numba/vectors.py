@@ -1,4 +1,4 @@
-"""Vector code for LLVM."""
+"""Vector instructions for LLVM."""
 
 import math
 from collections.abc import Callable, Iterable
@@ -38,7 +38,7 @@ def index(value: int) -> Any:
 
 
 class Vectors:
-    """Writes instructions on vectors of at most `most` bytes, with floats of `bits` (32 or 64)."""
+    """Writer of instructions on vectors of at most `most` bytes, with floats of `bits` (32 or 64)."""
 
     # Vectors have `most` bytes at most: short rows need no long ones.
 
@@ -66,7 +66,7 @@ class Vectors:
         return self.builder.icmp_signed("<", own, self._spread(self.builder.trunc(count, _I32), numbers))
 
     def load_some(self, pointer: Any, place: Any, inside: Any) -> Any:
-        """Return the numbers at a place in the lanes `inside`, 0 in the others, which are not read."""
+        """Return the numbers at a place in the lanes `inside`, and 0 in the others, which are not read."""
         where, nothing = self._at(pointer, place), self.constant(0.0)
         kind = ir.FunctionType(self.type, [where.type, _I32, inside.type, self.type])
         name = f"llvm.masked.load.{self._suffix}.p0"
@@ -107,7 +107,7 @@ class Vectors:
         return self._call(f"llvm.fabs.{self._suffix}", (a,))
 
     def rounded(self, a: Any) -> Any:
-        """Return the nearest whole number, for |a| below a quarter of 2^23 (2^52)."""
+        """Return the nearest whole number of |a| < 2^21 (2^50 in float64)."""
         large = self.constant(1.5 * 2.0 ** _DIGITS[self.size])
         return self.builder.fsub(self.builder.fadd(a, large), large)
 
@@ -132,7 +132,7 @@ class Vectors:
         return self.builder.fcmp_ordered(sign, a, b)
 
     def power(self, a: Any, power: Fraction) -> Any:
-        """Return a power; for exponents that are no multiples of 1/4 of a >= 0 only."""
+        """Return a power; unless the exponent is a multiple of 1/4, of a >= 0 only."""
         if power < 0:
             return self.builder.fdiv(self.constant(1.0), self.power(a, -power))
         if power.denominator not in (1, 2, 4) or power > _MOST_PRODUCTS:
@@ -189,7 +189,7 @@ class Vectors:
         return builder.bitcast(builder.add(builder.bitcast(p, self._words), exponent), self.type)
 
     def repeat(self, count: Any, step: Any, state: Iterable[Any], body: Callable[[Any, list[Any]], list[Any]]) -> Any:
-        """Write a loop over 0, step ... < count, at least once, and return its last state."""
+        """Write a loop over 0, step, ... < count, which runs at least once, and return its last state."""
         builder, before = self.builder, self.builder.block
         inside, after = builder.append_basic_block("repeat"), builder.append_basic_block("done")
         builder.branch(inside)

@@ -41,7 +41,7 @@ def _move(tables, state, number):
 
 @njit(parallel=True, cache=True)
 def build_tables(rows, tables):
-    """Build one alias table a row (Walker 1977, doi 10.1145/355744.355749; Vose 1991, doi 10.1109/32.92917)."""
+    """Build an alias table for each row (Walker 1977, doi 10.1145/355744.355749; Vose 1991, doi 10.1109/32.92917)."""
     # - rows : (N, M), probabilities, each row summing to 1
     # - tables : (N, M), output
     # An entry holds the share of its cell that is kept, in 2^-32, in its upper half and the alias in its lower half.
@@ -126,7 +126,6 @@ def add_up(starts, probabilities, shares):
 
 @njit(parallel=True, cache=True)
 def walk(chain, key, steps, first, states):
-    """Move all walkers `steps` times."""
     # - chain : tuple of arrays; Alias tables (N, N); or, of a sparse chain, starts (N + 1,), ends (edges,) and shares
     #   (edges,) from `add_up`. State i has the edges starts[i] ... starts[i + 1] - 1, at least one.
     # - key : uint64

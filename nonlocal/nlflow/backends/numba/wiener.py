@@ -1,4 +1,4 @@
-"""The step on one group."""
+"""The Wiener step on one group, compiled."""
 
 # Matrices have rows that are filled up with zeros to whole vectors (`padded`). They are so small that a call of BLAS or
 # LAPACK takes longer than what it computes; here a few rows by a few vectors stay in registers.
@@ -21,7 +21,7 @@ _MOST = 4 if AVX512 else 2  # vectors of a row at a time
 
 
 def padded(size: int, itemsize: int) -> int:
-    """Return the length of rows of `size` numbers, filled up to whole vectors and to a multiple of `ROWS`."""
+    """Return the length of a row of `size` numbers, raised to whole vectors and to a multiple of `ROWS`."""
     most = max(BYTES // itemsize, ROWS)
     return (size + most - 1) // most * most
 

@@ -25,7 +25,7 @@ _WAITED = 2**28  # pairs whose time makes up for the plan that cuDNN makes for e
 
 @dataclass(frozen=True)
 class Place:
-    """What of a device decides among the kernels."""
+    """Properties of a device that decide among the kernels."""
 
     # - kind : str; ``cpu``, ``cuda`` or another device of torch.
     # - capability : tuple of int; Of CUDA: (9, 0) is an H100.
@@ -65,7 +65,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Kernel:
-    """A row of the table: which calls a fused kernel takes."""
+    """A fused kernel and the calls that it takes."""
 
     # - name : str; For messages.
     # - operator : str; Its name in ``torch.ops.aten``.
@@ -140,7 +140,7 @@ def offered(like: Tensor, biased: bool = False) -> bool:
 
 
 def told(like: Tensor, biased: bool, pairs: int) -> str:
-    """Name the kernel that averages of such features ask for."""
+    """Return the name of the kernel for averages of such features."""
     place, call = Place.of(like.device), Call(like.dtype, width_for(like, 1), biased, like.requires_grad, pairs)
     kernel = next(kernels_for(place, call), None)
     what = f"{str(like.dtype).removeprefix('torch.')} of {call.width} columns on {place}"
@@ -197,7 +197,7 @@ def _called(kernel: Kernel, q: Tensor, k: Tensor, v: Tensor, form: Form) -> tupl
 
 
 def widened(x: Tensor, width: int) -> Tensor:
-    """Return x (..., N, d) as (B, 1, N, width), filled up with zeros, which leave dot products as they are."""
+    """Return x (..., N, d) as (B, 1, N, width), filled up with zeros."""
     flat = x.reshape(-1, 1, *x.shape[-2:])
     if x.shape[-1] < width:
         return torch.nn.functional.pad(flat, (0, width - x.shape[-1]))
@@ -211,7 +211,7 @@ def _aligned(x: Tensor) -> Tensor:
 
 
 def width_for(q: Tensor, channels: int) -> int:
-    """Return the width that queries, keys and a piece of the values are brought to."""
+    """Return the width to which queries, keys and a piece of the values are filled up."""
     width = max(q.shape[-1], min(channels, WIDEST))
     return -(-width // _ALIGNED) * _ALIGNED if q.device.type == "cuda" else width
 

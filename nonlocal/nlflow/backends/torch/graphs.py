@@ -66,7 +66,7 @@ def _recorded() -> Iterator[None]:
 
 
 class Replay:
-    """A function of one tensor, recorded on a GPU and repeated in one launch; elsewhere it is called.
+    """A function of one tensor that a GPU records once and repeats in one launch; elsewhere it is called.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""The local Wiener step on groups of alike patches, on tensors; `nlflow.backends.numba.groups` computes the same."""
+"""The local Wiener step on tensors, as in `nlflow.backends.numba.groups`."""
 
 # All groups have the same shapes, so that each part of the step is one operation on a chunk of them. What is computed
 # of a group does not depend on those beside it, and patches are added to the image in the order of the groups: the
@@ -24,7 +24,7 @@ from nlflow.errors import InputError
 
 @dataclass(frozen=True)
 class Matrices:
-    """Matrices of a patch of D samples, the same for all groups."""
+    """Matrices of patches of D samples, which all groups share."""
 
     # - correlation, whitening : (C, 1, D, D) or None; R and R^-1/2 of the noise of each plane; None for white noise.
     # - extremes : (C, 2) or None; Least and largest eigenvalue of R.
@@ -49,7 +49,7 @@ class Matrices:
 def wiener(
     covariance: Tensor, noise: Tensor, count: float | Tensor, shrink: float, matrices: Matrices
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the filters of groups, all in one precision."""
+    """Return the filters of groups, in one precision."""
     # - covariance : (C, g, D, D); n C, of the pilot; it may be written over.
     # - noise : (C, g, D); The diagonal of N.
     # - count : float or (g, 1); n, members of each group.
@@ -155,7 +155,7 @@ _HELD = 12  # arrays of tokens that a chunk holds at a time, about
 
 @dataclass(frozen=True)
 class Step:
-    """A step on groups, with all that is constant in it."""
+    """A step on groups, with its constants."""
 
     # - members, counts : (G, n), (G,); As `find_groups` gives them; a count of 0 says that the guide is out of range.
     # - full : bool; Whether all groups have n members.
@@ -221,7 +221,7 @@ def averages(sums: Tensor, state: Tensor) -> list[Tensor]:
 
 
 def tracked(images: Iterable[Tensor]) -> bool:
-    """Tell whether some of the images have derivatives, of either mode."""
+    """Return whether some of the images have derivatives, in reverse or forward mode."""
     return any(unpacked(one)[1] is not None or (torch.is_grad_enabled() and one.requires_grad) for one in images)
 
 

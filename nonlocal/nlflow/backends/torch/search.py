@@ -1,4 +1,4 @@
-"""The search for groups of alike patches, on tensors."""
+"""The search for groups of alike patches on tensors."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Integers = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Windows:
-    """Where the references of a lattice lie, in tiles whose windows are mostly the same."""
+    """Places of the references of a lattice, in tiles whose windows are mostly the same."""
 
     # All tiles are alike: a x b x e references at one distance along each axis, of which the last ones may be none of
     # the lattice, and an extent of samples that holds the windows of all.
@@ -61,7 +61,7 @@ class Windows:
         cls, references: Sequence[Integers], patch: Three, radii: Three, shape: Three, order: NDArray[np.integer],
         device: torch.device,
     ) -> Windows:  # fmt: skip
-        """Return the windows of a lattice; `order` is the offsets of a window by their length, as in `find_groups`."""
+        """Return the windows of a lattice; `order` sorts the offsets of a window by their length."""
         own = [np.unique(one, return_inverse=True) for one in references]
         axes = [_Axis.of(one, radius) for (one, _), radius in zip(own, radii, strict=True)]
         wide, stride = three([one.wide for one in axes]), three([one.stride for one in axes])
@@ -108,7 +108,6 @@ class Windows:
 
 
 def find_groups(guide: Tensor, windows: Windows, members: int, numbers: int) -> tuple[Tensor, Tensor]:
-    """Find the patches nearest to each reference patch in its window."""
     # - guide : (C, Z, H, W)
     # - windows : Windows
     # - members : int; n, wanted in a group; at most the number of offsets.
@@ -344,6 +343,6 @@ def combined(along: Sequence[Integers], shape: Sequence[int]) -> Integers:
 
 
 def patch_offsets(patch: Three, shape: Sequence[int]) -> Integers:
-    """Return how far the D samples of a patch lie behind its first, in a volume of a shape."""
+    """Return the distances in memory of the D samples of a patch from its first, in a volume of a shape."""
     offsets: Integers = combined([np.arange(n)[None] for n in patch], shape)[0]
     return offsets

@@ -19,11 +19,11 @@ from nlflow.kernels import Kernel
 
 
 class ProcessError(NlflowError, RuntimeError):
-    """Another process of a distributed computation was lost, or did not answer in time."""
+    """Another process of a distributed computation was lost or did not answer in time."""
 
 
 class Processes:
-    """The processes that share the nodes of a domain, in the order of ranks."""
+    """Processes that share the nodes of a domain, in the order of ranks."""
 
     # All processes call each of the methods at the same point of their program.
     # - count : int; Number of nodes of this process.
@@ -55,7 +55,7 @@ class Processes:
         return sum(self.counts)
 
     def check_carried(self, name: str, value: Tensor) -> None:
-        """Raise `InputError` if the group does not send tensors of this device."""
+        """Raise `InputError` if the group cannot send tensors of this device."""
         kind = value.device.type
         carrier = self._carriers.get(kind)
         if carrier is None or (kind == "cuda" and carrier == "gloo"):  # which sends none from one GPU to another
@@ -99,7 +99,7 @@ class Processes:
     def agree(
         self, name: str, numbers: list[int], problem: Exception | None, *, same: bool = True
     ) -> list[tuple[int, ...]]:
-        """Return integers of each process by rank; raise in all processes what is wrong in one."""
+        """Return integers of each process by rank; an error in one process is raised in all."""
         sent = torch.tensor([int(problem is not None), *numbers], dtype=torch.int64, device=self._device)
         found = [tuple(row) for row in self.collect(sent).tolist()]
         if problem is not None:
@@ -112,7 +112,7 @@ class Processes:
         return rest
 
     def pass_on(self, tensors: Sequence[Tensor], arriving: Sequence[Tensor]) -> Callable[[], None]:
-        """Send tensors to the next process while others arrive; return what waits for them."""
+        """Send tensors to the next process while others arrive; return a function that waits for them."""
         ranks = ((self.rank + 1) % self.size, (self.rank - 1) % self.size)
         after, before = (dist.get_global_rank(self.group, rank) for rank in ranks)
         operations = []
@@ -134,7 +134,7 @@ class Processes:
         return sum(self.counts[: self.rank])
 
     def bring(self, rows: Tensor) -> Tensor:
-        """Return the rows of all processes in the first, its own rows in each other."""
+        """Return the rows of all processes in the first process, in others their own rows."""
         if self.rank:
             with self._talking():
                 dist.send(rows.contiguous(), dist.get_global_rank(self.group, 0), self.group)

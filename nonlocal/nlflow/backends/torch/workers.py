@@ -1,4 +1,4 @@
-"""Who computes chunks of a batch."""
+"""Threads that compute chunks of a batch."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ def bytes_of_chunks(device: torch.device) -> int:
 
 
 def share(items: int, most: int, workers: int) -> int:
-    """Return how many items a chunk holds, at most `most`, so that all workers get about as many chunks."""
+    """Return how many items a chunk holds, at most `most`, so that workers get about equally many chunks."""
     chunks = -(-items // most)
     return max(1, -(-items // (chunks + -chunks % workers)))
 
 
 @contextmanager
 def workers_for(device: torch.device) -> Iterator[int]:
-    """Yield how many workers compute on a device; on the CPU each of them has one thread."""
+    """Yield the number of workers on a device; on the CPU each of them has one thread."""
     if device.type != "cpu":
         yield 1
         return

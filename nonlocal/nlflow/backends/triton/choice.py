@@ -19,7 +19,7 @@ _PLACES = 2**31 - 1  # that an index of 32 bits tells apart
 
 
 def why_not(like: Tensor, kernels: bool | None) -> str:
-    """Return why kernels do not run where a tensor lies, or an empty text."""
+    """Return why kernels do not run on the device of a tensor, or an empty text."""
     # `kernels` says whether they are asked for; then they run on the CPU as well where triton interprets them.
     if kernels is False:
         return "kernels=False"
@@ -46,7 +46,7 @@ def _is_installed() -> bool:
 
 
 def why_no_search(guide: Tensor, offsets: int) -> str:
-    """Return why the kernel of the search does not take a guide (C, ...) with so many offsets, or an empty text."""
+    """Return why the kernel of the search does not take a guide (C, ...) and these offsets, or an empty text."""
     if offsets > OFFSETS:
         return f"windows of {offsets} offsets, more than {OFFSETS}"
     return _why_too_large(guide)

@@ -1,4 +1,4 @@
-"""The local Wiener step, a program for each group."""
+"""The local Wiener step with a program for each group."""
 
 from __future__ import annotations
 

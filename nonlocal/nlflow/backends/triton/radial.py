@@ -1,4 +1,4 @@
-"""Sums over all pairs with a radial kernel in one Triton kernel, whose weights stay in registers."""
+"""Sums over all pairs with a radial kernel, in one kernel of Triton."""
 
 # Squared distances are formed from differences, so that close points keep their digits; sums of tiles of keys are added
 # up with what rounding takes from each (Kahan). The code of a kernel is made from its formula
@@ -153,7 +153,7 @@ def compiled(form: str) -> Any:
 
 
 def refusal(kernel: RadialKernel, x: Tensor) -> str:
-    """Return why sums of a kernel between such points are not summed here, or nothing."""
+    """Return why sums of a kernel between such points cannot be computed here, or an empty text."""
     if x.dtype != torch.float32 or x.shape[-1] > MOST_FEATURES:
         return f"Triton kernels are for float32 and {MOST_FEATURES} features at most"
     try:

@@ -1,4 +1,4 @@
-"""The search for groups of alike patches, a program for each."""
+"""The search for groups of alike patches with a program for each reference."""
 
 from __future__ import annotations
 
@@ -102,7 +102,6 @@ def _find(
 def find_groups(
     guide: Tensor, references: Sequence[Tensor], patch: Three, radii: Three, order: Tensor, members: int
 ) -> tuple[Tensor, Tensor]:
-    """Find the patches nearest to each reference patch in its window."""
     # - guide : (C, Z, H, W); Of at most 2^31 samples.
     # - references : (A,), (B,), (E,); First samples of the patches of reference along the three axes.
     # - patch, radii: Along the three axes.

@@ -21,7 +21,7 @@ _SECONDS = 30  # of a sound, ibid.
 
 @dataclass(frozen=True)
 class Measured:
-    """A model, its task, and inputs to look into; `kind` says what one item is."""
+    """A model, its task, and inputs to look into; `kind` is the name of one item."""
 
     network: Any
     task: Any

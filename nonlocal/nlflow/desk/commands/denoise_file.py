@@ -1,4 +1,4 @@
-"""One job of ``denoise``."""
+"""The command ``nonlocal denoise`` for one file."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Request:
 
 @dataclass
 class Inputs:
-    """What was read for a job; `missing` has the shape of the data."""
+    """What was read for a file; `missing` has the shape of the data."""
 
     media: Media
     sigma: Any
@@ -68,7 +68,7 @@ class Inputs:
 
     @property
     def unseen(self) -> Array | None:
-        """Which pixels (H, W) of a picture an alpha channel hides; their samples count as missing."""
+        """Pixels (H, W) that an alpha channel hides; their samples count as missing."""
         alpha = self.media.alpha
         return alpha == 0 if self.media.absent is not None and alpha is not None and alpha.ndim == 2 else None
 

@@ -27,7 +27,7 @@ _KIND = "output of a folder"
 
 
 def denoise_folder(plan: Plan, request: Request, *, resume: bool, as_json: bool, quiet: bool) -> None:
-    """Denoise one file after the other; what fails is named, and the others are done."""
+    """Denoise one file after the other; errors are told at the end, and the other files are done."""
     folder = plan.folder
     assert folder is not None
     with locked(make_folder(folder), "OUT"):
@@ -117,7 +117,7 @@ class Ledger:
         save_record(self._path(job), _KIND, {**self._begun, "outputs": outputs})
 
     def settled(self, job: Job) -> bool:
-        """Return whether a job is done; `InputError` for an output that is not of this command, or changed."""
+        """Return whether a job is done; `InputError` for an output of another origin or one that was changed."""
         there = [path for path in (job.target, job.figure) if path is not None and path.exists()]
         if not there:
             return False

@@ -127,7 +127,7 @@ def _state_of_cache() -> dict[str, Any]:
 
 
 def support() -> dict[str, Any]:
-    """Return what a report of a fault needs, without paths and names of the user and the machine."""
+    """Return facts for a report of a fault, without paths and names of the user and the machine."""
     from nlflow.backends import threads
     from nlflow.backends.devices import found_devices
     from nlflow.backends.machine import git_state, processor, version

@@ -23,7 +23,7 @@ _LAST_RATE = 51  # rate factor of a film
 
 @dataclass(frozen=True)
 class Job:
-    """One input and output."""
+    """An input and its output."""
 
     # source, target: input and output.
     source: Path
@@ -103,7 +103,7 @@ def plan(
 
 
 def quality_misfit(jobs: Sequence[Job], quality: int | str) -> str:
-    """Return why no output has such a quality, or one of them not this; empty if all is well."""
+    """Return why the outputs cannot have this quality; empty if they can."""
     kinds = {known(job.target) or (known(pictures_in(job.source)[0]) if job.source.is_dir() else "") for job in jobs}
     if jobs and not kinds & {"video", "jpeg"}:
         return "is for an OUT that is a film (.mp4, .mkv, .mov, .webm, .avi) or JPEG; name one, or leave it out"
@@ -237,7 +237,7 @@ def _job(
 
 
 def find_companion(option: str, path: Path, source: Path, place: Path | None = None) -> Path:
-    """Return the file that belongs to `source`, which may lie in the folder `path`."""
+    """Return the file that belongs to `source`: `path`, or one in the folder `path`."""
     if not path.is_dir() or known(path) == "zarr":
         return path
     same = path / (place or source.name)

@@ -1,4 +1,4 @@
-"""The command ``nonlocal``; heavy imports wait until one of its commands needs them."""
+"""The command ``nonlocal``, whose commands import their modules when they run."""
 
 from __future__ import annotations
 

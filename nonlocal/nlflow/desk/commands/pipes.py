@@ -1,4 +1,4 @@
-"""``-`` in the place of a file: stdin as an input, stdout as an output."""
+"""``-`` for stdin as an input and stdout as an output."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Ends:
     names: dict[str, str]  # from what stands in messages to what users are told
 
     def told(self, value: Any) -> Any:
-        """Return texts with stdin and stdout in the place of temporary files."""
+        """Return texts with "stdin" and "stdout" in place of the names of temporary files."""
         if isinstance(value, dict):
             return {key: self.told(entry) for key, entry in value.items()}
         if isinstance(value, list | tuple):
@@ -53,7 +53,7 @@ class Ends:
 
 @contextmanager
 def ends(sources: list[Path], target: str = "", form: str | None = None) -> Iterator[Ends]:
-    """Put files in the place of stdin and stdout; `form` is the extension on stdout, by default that of the input."""
+    """Replace stdin and stdout by files; `form` is the extension on stdout, by default that of the input."""
     if PIPE not in (str(sources[0]), target):
         yield Ends(sources, target, False, {})
         return

@@ -55,7 +55,6 @@ def summary(report: dict[str, Any], *, verbose: bool = False) -> list[tuple[str,
 
 
 def lost(missing: int, hidden: int, shape: Sequence[int], channel_axis: int | None) -> list[tuple[str, str]]:
-    """Return the rows about samples that are missing, of which an alpha channel hides those of `hidden` pixels."""
     rows = [("hidden", f"{hidden} pixel(s) by the alpha channel, which stay as they are")] if hidden else []
     others = missing - hidden * (1 if channel_axis is None else shape[channel_axis])
     return [*rows, ("missing", f"{others} sample(s)")] if others else rows

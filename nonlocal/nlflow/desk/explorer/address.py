@@ -1,4 +1,4 @@
-"""The state of a page in its address, after ``#``, as ``tab=flow&width=0.05``."""
+"""The state of a page in its address, such as ``#tab=flow&width=0.05``."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def written(tab: str, words: Mapping[str, str]) -> str:
 
 
 def read(text: str, tabs: Sequence[str]) -> Address:
-    """Return what an address says; without a tab it is that of the first name."""
+    """Return the tab and the words of an address; without a tab the first of the names."""
     text = text.removeprefix("#")
     if len(text) > _MOST:
         return Address("", {}, (f"address: got {len(text)} characters after #, expected at most {_MOST}",))
@@ -59,7 +59,7 @@ def _parted(pair: str) -> tuple[str, str]:
 
 
 def number(name: str, word: str, low: float, high: float, *, step: float | None, optional: bool) -> float | None:
-    """Return the number that a word says, None for ``automatic``; `InputError` where a control cannot have it."""
+    """Return the number of a word, None for ``automatic``; `InputError` if a control cannot have it."""
     if optional and word == AUTOMATIC:
         return None
     try:

@@ -29,7 +29,7 @@ from nlflow.plotting.noise import NoiseCurves, model_curves
 
 @dataclass(frozen=True)
 class NoiseFile:
-    """A model of noise and its file; the representation is the Python text that reads it."""
+    """A model of noise and its file."""
 
     name: str
     model: Noise
@@ -43,7 +43,7 @@ _NARROW = 3  # pixels to each side, the window of a coarse answer
 
 @dataclass(frozen=True)
 class DenoiseSettings:
-    """Settings of the tab; None means: chosen from the noise."""
+    """Settings of the tab; None is chosen from the noise."""
 
     # Standard deviation of white noise, in the units of the file; found out with its kind where not given.
     sigma: float | None = None
@@ -101,7 +101,7 @@ def compute(
     progress: Callable[[float], Any] | None = None,
     seen: Callable[[DenoiseResult], Any] = lambda result: None,
 ) -> DenoiseResult:
-    """Denoise a source; `seen` gets the result before its figures are there, `trail` keeps weights between calls."""
+    """Denoise a source; `seen` gets the result before its measures, `trail` keeps weights between calls."""
     trail = Trail() if trail is None else trail
     noisy, clean = source.media.data, source.clean
     if settings.crop is not None:
@@ -123,7 +123,7 @@ def compute(
 
 
 def coarse(settings: DenoiseSettings, source: Source, at: int, known: DenoiseResult | None) -> DenoiseResult | None:
-    """Return a coarse answer for one picture, with the noise of `known`; None where it would not help."""
+    """Return a coarse result for one picture, with the noise of `known`; None if it would not save time."""
     media = source.media
     quick = settings.quality != "best" and not media.stacked
     if quick or known is None or _differs(settings, known.settings):

@@ -1,4 +1,4 @@
-"""What all tabs share."""
+"""What the tabs share."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Desk:
     loop: asyncio.AbstractEventLoop | None = None  # of the page's own thread, where there is a document
 
     def later(self, function: Callable[[], Any]) -> None:
-        """Call a function in the page's own thread, with the lock of its document; any thread may ask."""
+        """Call a function in the thread of the page, with the lock of its document; any thread may call this."""
         if self.loop is None:
             function()
         elif not self.loop.is_closed():
@@ -61,7 +61,7 @@ class Desk:
 
 
 class Report:
-    """What a job calls while it runs; `glimpse` gets a function that shows something in the page's own thread."""
+    """Functions that a job calls while it runs; `glimpse` gets one that draws in the thread of the page."""
 
     def __init__(self, tell: Callable[[float], Any], glimpse: Callable[[Callable[[], Any]], Any]) -> None:
         self._tell, self.glimpse = tell, glimpse
@@ -72,7 +72,7 @@ class Report:
 
 
 class Tab:
-    """A tab: its `panel` holds controls, a status line, views, numbers and texts to copy."""
+    """A tab: `panel` holds controls, a status line, views, numbers and texts to copy."""
 
     name: ClassVar[str]
     panel: Any
@@ -141,7 +141,7 @@ class Tab:
         return bool(self.file) and words.get("file", self.file) != self.file
 
     def recall(self) -> bool:
-        """Set the controls to what an address has said of the file that was opened; tell whether it has."""
+        """Set the controls to what an address says of the file that was opened; return whether it says so."""
         if not self._awaited or self._awaited["file"] != self.file:
             return False
         words, self._awaited = self._awaited, {}

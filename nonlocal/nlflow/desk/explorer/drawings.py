@@ -44,7 +44,7 @@ class Look:
 
 
 def window_in(part: tuple[int, int], window: tuple[int, int] | None) -> tuple[int, int]:
-    """Return a window if it lies in a part of a signal, else one in its middle."""
+    """Return a window if it lies within a signal, else one in its middle."""
     low, high = part
     if window is not None and low <= window[0] and sum(window) <= high:
         return window
@@ -55,7 +55,7 @@ def window_in(part: tuple[int, int], window: tuple[int, int] | None) -> tuple[in
 
 @dataclass
 class Stills:
-    """What stays while settings move."""
+    """What stays while settings change."""
 
     fitted: Scale | None = None
     part: Any = None
@@ -148,7 +148,7 @@ class Drawn:
 
     @property
     def place(self) -> tuple[float, float, float, float] | None:
-        """Top, left, height and width of the part as it is seen, in shares."""
+        """Top, left, height and width of the part, as shares of the picture as it is seen."""
         crop, media = self.result.settings.crop, self.source.media
         if crop is None:
             return None
@@ -176,7 +176,7 @@ class Drawn:
 
 
 def plane_axes(source: Source) -> tuple[int, ...]:
-    """Return the numbers of the axes along which the part that is shown can be moved."""
+    """Return the numbers of the axes along which the part can be moved."""
     own = axes.through(source.media) if source.media.stacked else None
     return tuple(axis for axis in range(len(source.shape)) if axis != own)
 

@@ -64,7 +64,7 @@ def example() -> LayersFile:
 
 
 def read_layers(path: str | os.PathLike[str], name: str | None = None) -> LayersFile:
-    """Read ``result.json`` of `nonlocal attention --out`; `FileFormatError` for anything else."""
+    """Read the ``result.json`` of `nonlocal attention --out`; `FileFormatError` for anything else."""
     name = os.fspath(path) if name is None else name
     try:
         content = _content(Path(path))

@@ -27,7 +27,7 @@ _CORNERS = np.stack(np.meshgrid([0.0, 1.0], [0.0, 1.0], indexing="ij"), axis=-1)
 
 @dataclass(frozen=True)
 class Scale:
-    """Values of black and white."""
+    """Values that are shown black and white."""
 
     low: float
     high: float
@@ -46,7 +46,7 @@ def sampled(values: Array) -> Array:
 
 
 def full_range(values: Array) -> Scale:
-    """Return the range of an 8-bit type, or that of the samples."""
+    """Return the range of an 8-bit type, else that of the samples."""
     if values.dtype == np.uint8:
         return Scale(0.0, 255.0)
     some = sampled(values)
@@ -67,7 +67,7 @@ def grey_scale(values: Array) -> Scale:
 
 
 def histogram(values: Array, whole: Scale) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return the middles of bins, and the shares of the samples relative to the largest."""
+    """Return the middles of bins, and their counts relative to the largest."""
     # A range without room for bins, as that of a constant, gets some.
     room = _BINS * np.spacing(max(abs(whole.low), abs(whole.high)))
     high = whole.high if whole.high - whole.low > room else whole.low + max(abs(whole.low), 1.0)
@@ -120,12 +120,12 @@ def _png(levels: NDArray[np.uint8]) -> bytes:
 
 
 def stored_place(seen: tuple[float, float], orientation: int) -> tuple[float, float]:
-    """Return where a place of an image as it is seen lies in the image as it is stored, as shares of its two axes."""
+    """Return a place of the upright image as shares of the axes of the stored one."""
     return _moved(seen, upright(_CORNERS, orientation))
 
 
 def seen_box(part: Sequence[tuple[float, float]], orientation: int) -> tuple[float, float, float, float]:
-    """Return top, left, height and width, as they are seen, of a part of a stored image: its ends in shares of axes."""
+    """Return top, left, height and width in the upright image of a part that is given by shares of the stored one."""
     corners = as_stored(_CORNERS, orientation)
     (y, x), (v, w) = (_moved((part[0][end], part[1][end]), corners) for end in (0, 1))
     return min(y, v), min(x, w), abs(v - y), abs(w - x)
@@ -154,7 +154,7 @@ def data_url(content: bytes) -> str:
 
 
 def envelope(values: Array) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return places and values of a line (N,) with few points: the least and the largest value of each stretch."""
+    """Return places and values of a line (N,) with few points: the smallest and largest value of each stretch."""
     n = len(values)
     if n <= 2 * _POINTS:
         return np.arange(n, dtype=np.float64), values.astype(np.float64)

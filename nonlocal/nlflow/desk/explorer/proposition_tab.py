@@ -36,7 +36,7 @@ _EACH: dict[str, dict[str, Any]] = {"f": {"color": "var(--given)"}, "u*": {"colo
 
 
 class PropositionTab(Tab):
-    """Bounds and kept diversity."""
+    """The tab of bounds and kept diversity."""
 
     name = "proposition-1"
 

@@ -61,7 +61,7 @@ def bracketed(name: str) -> str:
 
 
 class Keys:
-    """What opens the page: a token in the address, tickets that do so once, and the cookie that a browser gets."""
+    """What opens the page: a token in the address, tickets for one use, and the cookie of a browser."""
 
     def __init__(self, port: int) -> None:
         self.token = secrets.token_urlsafe(24)
@@ -70,7 +70,7 @@ class Keys:
         self._name = f"nlflow-explorer-{port}"  # a browser does not keep cookies apart by port
 
     def ticket(self) -> str:
-        """Return a token for one use: the command line of a browser, where it stands, can be read by all users."""
+        """Return a token for one use, since all users can read the command line of a browser."""
         made = secrets.token_urlsafe(24)
         self._tickets.add(made)
         return made
@@ -80,7 +80,7 @@ class Keys:
         return cookie is not None and _same(cookie.value, self._cookie)
 
     def open(self, token: str) -> str:
-        """Return the cookie for a token, as a header; empty if it is not right."""
+        """Return the header of the cookie for a valid token, else an empty text."""
         used = next((one for one in self._tickets if _same(token, one)), None)
         if used is None and not _same(token, self.token):
             return ""
@@ -297,7 +297,7 @@ class Running:
         self.url = f"{address}?token={keys.token}"
 
     def url_for_once(self) -> str:
-        """Return an address that opens the page once."""
+        """Return an address that opens the page a single time."""
         return f"{self._address}?token={self._keys.ticket()}"
 
     def wait(self) -> None:
@@ -309,7 +309,7 @@ class Running:
 
 
 def is_loopback(host: str) -> bool:
-    """Tell whether an address is one that other machines cannot reach."""
+    """Return whether only this machine can reach an address."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -317,7 +317,7 @@ def is_loopback(host: str) -> bool:
 
 
 def start(contents: Contents, *, host: str = "127.0.0.1", port: int = 0) -> Running:
-    """Start to serve the page, at any free port for 0; `InputError` for an address or port that it cannot have."""
+    """Serve the page, for port 0 at any free one; `InputError` for an address or port that cannot be used."""
     # Loaded here, not when the computing thread first needs it: CPython 3.11 fails where two threads parse at a time.
     import skimage.metrics  # noqa: F401
 

@@ -45,7 +45,7 @@ def picture_word(media: Media) -> str:
 
 
 def reach(media: Media) -> int:
-    """Return over how many pictures to each side a sample of a result of ``fast`` looks."""
+    """Return how many pictures before and after one influence its result with ``fast``."""
     preset = preset_for("fast", Axes.of(media.data.shape, None, media.axes, media.spacing))
     # The grouping of the largest noise; the presets of stacks have one alone.
     groupings = preset.first[-1][1], preset.later[-1][1]
@@ -148,7 +148,7 @@ def open_source(path: str | os.PathLike[str], name: str | None = None, **reading
 
 
 def preview(source: Source, place: tuple[float, ...] = (), at: int | None = None) -> Crop | None:
-    """Return the part that is computed while settings move, in full resolution; None if that is the whole input.
+    """Return the part that is computed while settings move, in full resolution; None for all of the input.
 
     `place` says where it lies along each axis, of a stack along rows and columns, from 0 to 1; `at` is the picture of
     one.
@@ -203,7 +203,7 @@ def saved(source: Source, crop: Crop | None, result: Array) -> tuple[str, bytes]
 
 
 def sounds(source: Source, crop: Crop | None, result: Array) -> dict[str, bytes]:
-    """Return WAV files of a sound before, after, and of what was removed; none of more than `MOST_HEARD` samples."""
+    """Return WAV files of a sound before, after, and of the difference; none for more than `MOST_HEARD` samples."""
     if source.media.format != "wav" or result.size > MOST_HEARD:
         return {}
     given = source.media.data if crop is None else source.media.data[slices(source, crop)]

@@ -39,7 +39,7 @@ def call(target: str, function: str, first: str, words: Mapping[str, Any]) -> st
 
 
 def shell(program: str, name: str, saving: str) -> str:
-    """Return a command for the shells of Unix that runs a Python text and saves what it made to a new file `name`."""
+    """Return a command for POSIX shells that runs Python code and saves its result to a new file `name`."""
     # The quotes keep the shell from changing the text; a literal of Python never makes a line PYTHON that would end it.
     lines = [program, "import numpy as np", "", f"with open({name!r}, 'xb') as file:", f"    {saving}"]
     return "\n".join(["python - <<'PYTHON'", *lines, "PYTHON"])

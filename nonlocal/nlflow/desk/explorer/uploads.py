@@ -1,4 +1,4 @@
-"""Files from a page."""
+"""Files that a page sends."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Limits:
 
 
 def shown_name(name: str) -> str:
-    """Return the last part of a sender's file name, without control characters, cut to 80 characters."""
+    """Return the last part of a file name, without control characters and at most 80 characters long."""
     last = PureWindowsPath(PurePosixPath(name).name).name
     plain = "".join(letter for letter in last if letter.isprintable())
     if len(plain) <= _NAME:
@@ -50,7 +50,7 @@ def shown_name(name: str) -> str:
 
 
 def unpacked(data: Any, limits: Limits) -> tuple[str, bytes]:
-    """Return name and content of a file from the message of a page.
+    """Return name and content of a file that a page sent.
 
     The message has ``name``, and ``content`` in base64; in its place the ``size`` of a file that is too large, or
     nothing.

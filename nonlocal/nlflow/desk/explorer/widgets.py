@@ -55,7 +55,7 @@ def choice(name: str, label: str, options: Mapping[str, str], moved: Callable[[]
 
 
 def offer(one: Any, options: Mapping[str, str]) -> None:
-    """Give a choice other words; the value stays if it is among them."""
+    """Replace the options of a choice; its value stays if it is among them."""
     value = one.value if one.value in options else next(iter(options), None)
     one.param.update(options={text: word for word, text in options.items()}, value=value)
 
@@ -72,7 +72,7 @@ def obey(name: str, control: Any, word: str) -> None:
 
 
 def columns(*parts: Any, least: int = 300) -> Any:
-    """Return parts beside each other, or below each other if one would have less than `least` pixels."""
+    """Return parts side by side, or below each other if one would be narrower than `least` pixels."""
     for part in parts:
         part.styles = {"flex": f"1 1 {least}px", "min-width": f"min({least}px, 100%)"}
     return pn.FlexBox(*parts, gap="0 16px", align_items="flex-start", sizing_mode="stretch_width")
@@ -103,7 +103,7 @@ _STALE = """
 
 
 def beside(head: Sequence[Any], views: Sequence[Any], controls: Sequence[Any], more: Sequence[Any]) -> Any:
-    """Return controls with a head, views and more at their right; on a narrow page all of it, in this order."""
+    """Return controls with head, views and the rest at their right; on a narrow page one below the other."""
     places = {"head": head, "views": views, "controls": controls, "more": more}
     parts = [column(*parts, css_classes=[name]) for name, parts in places.items()]
     return pn.Column(*parts, sizing_mode="stretch_width", stylesheets=[_PLACES])
@@ -118,7 +118,7 @@ def column(*parts: Any, **words: Any) -> Any:
 
 
 def stale(part: Any, turn: int | None) -> None:
-    """Grey a `column` that shows what no longer is so, after a while that begins with each turn; None undoes that."""
+    """Grey out a `column` that is out of date, after a short while; None ends that."""
     kept = [name for name in part.css_classes if not name.startswith("stale-")]
     part.css_classes = kept if turn is None else [*kept, f"stale-{turn % 2}"]
 
@@ -136,7 +136,7 @@ _NOTHING = "nothing to show"
 
 
 class Part(JSComponent):
-    """A script of ``components`` that draws `shown`; `heard` gets the messages of the browser."""
+    """A script of ``components`` that draws `shown`; `heard` gets messages of the browser."""
 
     _stylesheets: ClassVar[list[str]] = [STYLE]
     __abstract = True
@@ -163,7 +163,7 @@ def _script(*names: str) -> str:
 
 
 class Knob(Part):
-    """A slider with a field; `optional` adds a box that lets the program choose, `whole` keeps to steps."""
+    """A slider with a field; `optional` adds a box for an automatic value, `whole` allows steps only."""
 
     _esm = _script("knob")
 
@@ -189,7 +189,7 @@ class Knob(Part):
 
     @property
     def value(self) -> float | None:
-        """The number that the user has set; None if the program chooses it."""
+        """The number that the user has set; None for an automatic one."""
         return None if self.shown["automatic"] else self.shown["value"]
 
     def _take(self, data: Any) -> None:
@@ -269,7 +269,7 @@ class Pictures(Part):
 
 
 class Player(Part):
-    """Moments of a flow; items of `Pictures` and lines of `Lines` that have a ``field`` show it at the moment."""
+    """Moments of a flow, which items of `Pictures` and lines of `Lines` with a ``field`` show."""
 
     _esm = _script("player")
     frames = param.Bytes(default=b"")
@@ -294,7 +294,7 @@ class Player(Part):
         self.show(moment=self._last, serial=self.shown["serial"] + 1)
 
     def draw(self, times: NDArray[np.float64], frames: NDArray[np.uint8] | NDArray[np.float32]) -> None:
-        """Take moments and what is seen at each, of shape (fields, moments, nodes): grey levels, or values of lines."""
+        """Show moments with their values, of shape (fields, moments, nodes): grey levels, or heights of lines."""
         self.frames = frames.tobytes()
         pixels = frames.dtype == np.uint8
         self.show(times=times.tolist(), fields=len(frames), size=frames.shape[-1], pixels=pixels)
@@ -316,7 +316,7 @@ class Sounds(Part):
 
 
 class Overview(Part):
-    """The whole picture, small; `heard` gets a place that is clicked, in shares."""
+    """The whole picture in small; `heard` gets the place of a click, as shares."""
 
     _esm = _script("overview")
 

@@ -13,7 +13,7 @@ PATIENCE = 1.0  # seconds that a superseded job may take to show something
 
 
 class Cancelled(BaseException):  # not an error: code that catches errors must not catch it
-    """Raised in cancelled jobs."""
+    """Raised within a cancelled job."""
 
 
 @dataclass(eq=False)
@@ -36,7 +36,7 @@ class Job:
     _begun: float = field(default=0.0, init=False)
 
     def progress(self, share: float) -> None:
-        """Report the share done; raise `Cancelled` if the job is to end."""
+        """Report the part that is done; `Cancelled` if the job has to end."""
         late = self.seen or time.monotonic() - self._begun > PATIENCE
         if self.cancelled or (self.superseded and late):
             raise Cancelled
@@ -57,7 +57,7 @@ class Job:
 
 
 class Worker:
-    """A thread with a queue that holds the newest job of each key, since only one thread may start compiled loops."""
+    """A thread with a queue that holds the newest job of each key."""
 
     def __init__(self) -> None:
         self._waiting: dict[Hashable, Job] = {}  # in the order of arrival
@@ -68,7 +68,7 @@ class Worker:
         self._thread.start()
 
     def submit(self, key: Hashable, job: Job) -> None:
-        """Queue a job; cancel the one of its key that waits, and supersede the one that runs, which ends soon."""
+        """Queue a job; a waiting one of its key is cancelled, a running one is asked to end."""
         with self._changed:
             if key in self._waiting:
                 self._waiting.pop(key).cancelled = True

@@ -26,7 +26,7 @@ __all__ = ["FORMATS", "Format", "left_out", "prepare", "written_extension"]
 
 @dataclass(frozen=True)
 class Format:
-    """A file format; functions are named, and belong to its module, which is loaded when it is needed."""
+    """A file format; its functions are named, and their module is loaded when one is called."""
 
     module: str  # in this package
     kinds: str = "image signal volume clip"  # what a file holds: kinds of `Media`
@@ -68,7 +68,7 @@ class Format:
         self._own(self.encoder)(place, values, media, writing)
 
     def check(self, media: Media, writing: Writing) -> str:
-        """Return what a file cannot hold; empty if all is well."""
+        """Return what a file cannot hold; empty if it can hold all."""
         return str(self._own(self.checker)(media, writing)) if self.checker else ""
 
     def notes(self, media: Media, writing: Writing) -> list[str]:
@@ -124,7 +124,7 @@ _NAMES = {
 
 
 def prepare(paths: Iterable[Path]) -> None:
-    """Begin what the decoders of these files need, before the caller loads what it needs itself."""
+    """Load what the decoders of these files need."""
     for path in paths:
         form = format_of(path)
         if form and FORMATS[form].apart:
@@ -138,7 +138,7 @@ def written_extension(path: Path) -> str:
 
 
 def left_out(form: str, media: Media, writing: Writing) -> list[str]:
-    """Return the names of what comes with the samples and has no place in a file of this format."""
+    """Return the names of what a file of this format cannot hold beside the samples."""
     names = []
     arrays, bare, anew = form in ARRAYS, False, False
     if "tiff" in media.extras or (form == "tiff" and media.axes):

@@ -33,13 +33,13 @@ _SECONDS = {"s": 1.0, "ms": 1e-3, "µs": 1e-6, "min": 60.0, "h": 3600.0}
 
 
 def unit_of(name: object) -> str:
-    """Return the short form of a unit (``µm`` of ``micron``); the name itself where it is another."""
+    """Return the short form of a unit, such as ``µm`` for ``micron``; the name itself if it is unknown."""
     text = str(name).strip("\0 ") if isinstance(name, str) else ""
     return _UNITS.get(text.lower(), text)
 
 
 def scale_of(value: object, unit: object = "") -> tuple[float, str] | None:
-    """Return a distance and its unit; None for what is no positive number."""
+    """Return a distance and its unit; None unless it is a positive number."""
     try:
         number = float(value)  # type: ignore[arg-type]  # whatever it is: a failure tells
     except (TypeError, ValueError):
@@ -48,7 +48,7 @@ def scale_of(value: object, unit: object = "") -> tuple[float, str] | None:
 
 
 def in_unit(scale: tuple[float, str] | None, unit: str) -> float | None:
-    """Return a distance in another unit, ``mm``, ``µm`` or ``s`` say; None where it has none that is known."""
+    """Return a distance in another unit, such as ``mm``, ``µm`` or ``s``; None if its own is unknown."""
     for known in (_METRES, _SECONDS):
         if scale is not None and scale[1] in known and unit in known:
             return scale[0] * (known[scale[1]] / known[unit])
@@ -146,7 +146,7 @@ def _with_layout(media: Media, kind: Kind | None, channel_axis: int | None) -> M
 
 
 def settle(media: Media, axes: str | None, spacing: Sequence[float] | None) -> Media:
-    """Return a stack as it is denoised: all axes named, those of one sample dropped, the spacing known.
+    """Return a stack whose axes and spacing are known, without axes of one sample.
 
     The user's `axes` are for all axes in the file or for those of more than one sample.
     """
@@ -273,7 +273,7 @@ def _spacing(media: Media, given: Sequence[float] | None, notes: list[str]) -> t
 
 
 def arranged(values: Array, axes: str, wanted: str) -> Array:
-    """Return `values` of these axes as `wanted`: axes moved, those that are missing with one sample."""
+    """Return `values` with the axes `wanted`: moved, and of length 1 where they are missing."""
     lost = [a for a, size in zip(axes, values.shape, strict=True) if a not in wanted and size > 1]
     if lost:
         raise FileFormatError(f"axes: got {axes} to write as {wanted}, which has no {', '.join(lost)}; write .npy")
@@ -296,7 +296,7 @@ def words_of(media: Media) -> dict[str, Any]:
 
 
 def through(media: Media, *, channels: bool = False) -> int:
-    """Return the axis along which pictures follow each other, with the axis of channels counted or not."""
+    """Return the number of the axis along which pictures follow each other; with `channels` C is counted."""
     axes = media.axes if channels else media.axes.replace("C", "")
     return axes.index("T" if "T" in axes else "Z")
 
@@ -307,7 +307,7 @@ def plane_channels(media: Media) -> int | None:
 
 
 def plane(values: Array, media: Media, at: int | None = None) -> Array:
-    """Return one picture of samples with the axes of a stack, or with all but C; that in the middle by default."""
+    """Return one picture of a stack, by default the middle one."""
     axes = media.axes if values.ndim == len(media.axes) else media.axes.replace("C", "")
     for letter in "TZ":
         if letter in axes:

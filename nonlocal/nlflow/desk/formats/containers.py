@@ -1,4 +1,4 @@
-"""Files of several arrays."""
+"""Files with several arrays."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def entry_of(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Entry:
 
 
 def choose(path: Path, array: str | None, found: Mapping[str, Entry], remedy: str) -> str:
-    """Return the name of the array that is meant: the user's, or the only one that may be; else `FileFormatError`."""
+    """Return the name of the array to read: the user's, or the only one that fits; else `FileFormatError`."""
     listed = ", ".join(f"{name} ({entry})" for name, entry in list(found.items())[:_SHOWN])
     listed += f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
     if array is not None:
@@ -61,7 +61,7 @@ def choose(path: Path, array: str | None, found: Mapping[str, Entry], remedy: st
 
 
 def media_of(path: Path, form: str, name: str, data: Array, found: Mapping[str, Entry], *, keeps: bool = True) -> Media:
-    """Return an array as what a file holds; `keeps` says whether an output has the other arrays as well."""
+    """Return an array as `Media`; `keeps` says whether an output keeps the other arrays."""
     note = f"{path}: the array {name} is read, one of {len(found)}"
     lost = len(found) > 1 and not keeps
     about = {"name": name, "shape": found[name].shape, "others": len(found) > 1, "lost": lost}
@@ -113,7 +113,7 @@ def _entry(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Entry:
 
 
 def encode(stream: BinaryIO, values: Array, media: Media, writing: Writing) -> None:
-    """Write an archive: that of the input with this array in the place of the old one, or a new one."""
+    """Write an archive: that of the input with this array replaced, or a new one."""
     name = name_of(media)
     with zipfile.ZipFile(stream, "w") as written:
         if media.format != "npz":

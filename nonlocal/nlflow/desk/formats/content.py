@@ -57,13 +57,13 @@ _SAME = {".heif": ".heic", ".hif": ".heic", ".j2k": ".jp2", ".jpx": ".jp2", ".ps
 
 
 def foreign(path: Path, extension: str) -> tuple[str, str]:
-    """Return what a file of this extension is and what to do with it, if it is known and not read; empty otherwise."""
+    """Return what a file of this extension is and how to convert it, if it is known but not read; else empty texts."""
     got, way = FOREIGN.get(_SAME.get(extension, extension), ("", ""))
     return got, way.format(name=quoted(path), stem=quoted(Path(path.stem)))
 
 
 def by_content(head: bytes) -> str:
-    """Return the usual extension of a file that begins with these bytes, `HEAD` or all; empty if they tell nothing."""
+    """Return the extension for a file that begins with these bytes, `HEAD` of them or all; empty if unknown."""
     for magic, extension in _MAGIC:
         if head.startswith(magic):
             return _by_tags(head) if extension == ".tif" else extension
@@ -92,7 +92,7 @@ _BOMS = ((codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF16_LE, "utf-16-le"), (codecs
 
 
 def encoding_of(head: bytes) -> tuple[bytes, str]:
-    """Return the mark that a text begins with, and its encoding as that or zeros between its letters say it."""
+    """Return the byte order mark of a text and its encoding, from the mark or from zeros between letters."""
     for bom, encoding in _BOMS:
         if head.startswith(bom):
             return bom, encoding
@@ -102,7 +102,7 @@ def encoding_of(head: bytes) -> tuple[bytes, str]:
 
 
 def is_table(path: Path) -> bool:
-    """Return whether half of the first lines of a text hold nothing but numbers: other texts are no tables."""
+    """Return whether at least half of the first lines of a text hold numbers only."""
     with path.open("rb") as stream:
         head = stream.read(2**16)
     bom, encoding = encoding_of(head)

@@ -66,7 +66,7 @@ class VideoInfo:
 
 
 def choose(writing: Writing, info: VideoInfo) -> tuple[str, str, dict[str, str], str]:
-    """Return the codec of a film to write, its format of pixels, its options, and words for the user."""
+    """Return codec, pixel format and options for a film to write, and a note for the user."""
     path, quality = writing.path, QUALITY if writing.quality is None else writing.quality
     av = _need_av(path)
     ending, pixels = extension(path), info.pixels.replace("yuvj", "yuv")
@@ -125,7 +125,7 @@ def _odd(pixels: str, shape: tuple[int, ...]) -> bool:
 
 
 def copied(path: Path, info: VideoInfo) -> tuple[list[int], list[str]]:
-    """Return which streams beside the pictures a film can take over, by their places, and the names of others."""
+    """Return the numbers of the streams beside the pictures that a film can keep, and the names of others."""
     av = _need_av(path)
     with av.open(io.BytesIO(), "w", format=CONTAINERS[extension(path)]) as container:
         known = container.supported_codecs
@@ -421,7 +421,7 @@ def decode(path: Path) -> Media:
 
 
 def length(info: VideoInfo) -> int:
-    """Return how many frames a film has by its header; 0 if that does not tell."""
+    """Return how many frames the header of a film tells of; 0 if it does not say."""
     return info.count or round(info.duration * info.rate)
 
 

@@ -109,12 +109,12 @@ class Media:
         return tuple(size for axis, size in enumerate(self.data.shape) if axis != self.channel_axis)
 
     def restored(self, data: Array) -> Array:
-        """Return a result in which what the file says to be no sample, or hidden, is as it was."""
+        """Return a result with the original values where samples are missing or hidden."""
         return data if self.absent is None else np.where(self.absent, self.data, data)
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Names of the columns of a table that are signals, without those that are kept; else empty."""
+        """Names of the columns of a table that are signals; else empty."""
         if self.format not in TABLES:
             return ()
         count, first = 1 if self.data.ndim == 1 else self.data.shape[1], int(self.time is not None)
@@ -154,7 +154,7 @@ def writing_of(target: str | os.PathLike[str] | Writing) -> Writing:
 
 
 def extension(path: Path) -> str:
-    """Return the known extension of a name (``.nii.gz`` is one), in small letters; empty if it has none."""
+    """Return the known extension of a name in lower case, such as ``.nii.gz``; empty if it has none."""
     name = path.name.lower()
     last = ".nii.gz" if name.endswith(".nii.gz") and name != ".nii.gz" else path.suffix.lower()
     return last if last in EXTENSIONS or last in STACKS else ""
@@ -190,13 +190,13 @@ def check_declared(path: Path, declared: int, stored: int, *, copies: int = 1) -
 
 
 def upright(data: Array, orientation: int) -> Array:
-    """Return a view of an image (H, W, ...), stored in this orientation, as it is to be seen."""
+    """Return a view of an image (H, W, ...), stored in this orientation, as people see it."""
     data = data.swapaxes(0, 1) if orientation >= 5 else data
     return _flipped(data, orientation)
 
 
 def as_stored(data: Array, orientation: int) -> Array:
-    """Return a view of an upright image (H, W, ...) as one of this orientation is stored."""
+    """Return a view of an upright image (H, W, ...) as it is stored in this orientation."""
     data = _flipped(data, orientation)
     return data.swapaxes(0, 1) if orientation >= 5 else data
 

@@ -63,7 +63,7 @@ class Sheet:
         )  # fmt: skip
 
     def text(self, values: Array, absent: Array | None) -> bytes:
-        """Return the file with other samples (rows, columns); cells without a sample stay."""
+        """Return the file with new samples (rows, columns); cells without a sample are kept."""
         lines = list(self.lines)
         for number, (line, row) in enumerate(zip(self.rows, values, strict=True)):
             pieces = _pieces(lines[line], self.delimiter)
@@ -76,7 +76,7 @@ class Sheet:
         return self.bom + self.newline.join(lines).encode(self.encoding)
 
     def of_kind(self, name: str) -> Sheet:
-        """Return the table with the separator that the name of a file asks for."""
+        """Return the table with the separator for the extension of a file."""
         ending = name.rpartition(".")[2]
         mark = "\t" if ending == "tsv" else self.delimiter
         if ending == "csv" and self.delimiter in "\t ":
@@ -121,7 +121,7 @@ def chosen(
     first_column: FirstColumn | None,
     lines: Sequence[int] = (),
 ) -> tuple[list[int], bool, list[str]]:
-    """Return which columns are samples, whether the first one is kept beside them, and notes.
+    """Return the columns that are samples, whether the first column is kept, and notes.
 
     `columns` are numbers, NaN where there are none, or None; `firsts` are the cells of the first, which is kept by
     default if its name is one of times or if it is strictly monotone. `FileFormatError` without numbers and for rows

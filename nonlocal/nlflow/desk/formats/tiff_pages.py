@@ -67,7 +67,7 @@ def opened(path: Path) -> Iterator[Any]:
 
 
 def check_own(path: Path, tif: Any) -> None:
-    """Refuse a file whose description tells of pages that are not in it."""
+    """Refuse a file that describes pages it does not contain."""
     told = str(tif.ome_metadata or "") if tif.is_ome else ""
     others = sorted(set(_OTHERS.findall(told)) - {tif.filename})
     if others and all(one.kind != "ome" for one in tif.series):
@@ -81,7 +81,7 @@ def check_own(path: Path, tif: Any) -> None:
 
 
 def check_page(path: Path, page: Any) -> None:
-    """Refuse a page whose strips or tiles are not all there, or could unfold to more than they say."""
+    """Refuse a page with missing strips or tiles, or with some that unfold to more than they declare."""
     size = path.stat().st_size
     longest = max(page.databytecounts, default=0)
     if longest > size:
@@ -97,7 +97,7 @@ def check_page(path: Path, page: Any) -> None:
 
 
 def check_compression(path: Path, page: Any) -> None:
-    """Refuse a page whose decoder may take more memory than the header of the file tells of."""
+    """Refuse a page whose decoder may take more memory than the header declares."""
     if int(page.compression) not in _COMPRESSIONS:
         got = f"compression {page.compression!r}"
         raise file_error(path, got, "a plain TIFF file", "save it uncompressed, or with LZW, deflate or ZSTD")
@@ -159,7 +159,7 @@ def extras_of(page: Any, path: Path, *, layout_kept: bool = False) -> tuple[dict
 
 
 def kept_tags(tags: Any, without: int = 0) -> list[tuple[Any, ...]]:
-    """Return the tags of a page that stay true of a result, as tifffile writes them."""
+    """Return the tags of a page that a result keeps, as tifffile writes them."""
     kept = []
     for code in _KEPT_TAGS:
         for tag in (tags[code],) if code in tags and code != without else ():
@@ -169,7 +169,7 @@ def kept_tags(tags: Any, without: int = 0) -> list[tuple[Any, ...]]:
 
 
 def no_data(tags: list[tuple[Any, ...]], data: Array) -> Array | None:
-    """Return where samples have the value that GDAL's tag says stands for no data; None without one, and for NaN."""
+    """Return where samples have the value of GDAL's tag for missing data; None without such a value, and for NaN."""
     value = no_data_value(next((value for code, _, _, value, _ in tags if code == NODATA), None), data.dtype)
     return None if value is None else data == value
 

@@ -50,7 +50,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Samples:
-    """Samples of a layer, or of a part that begins at `corner`; the last channel may be `opaque`: opacity."""
+    """Samples of a layer, or of a part that begins at `corner`; with `opaque` the last channel is opacity."""
 
     data: Any
     axes: str
@@ -99,7 +99,7 @@ def denoise_layer(layer: Any, settings: Settings | None = None) -> tuple[Array, 
 
 
 def samples_of(layer: Any, settings: Settings, point: Sequence[float] | None = None) -> Samples:
-    """Return what is denoised of a layer; with a point, in its coordinates of data, a part around it."""
+    """Return what is denoised of a layer, for a point (in coordinates of data) a part around it."""
     letters = TAKES[check_choice("takes", settings.takes, tuple(TAKES))]
     data, rgb = _checked(layer), bool(layer.rgb)
     axes = list(range(data.ndim))
@@ -210,7 +210,7 @@ def _lines(info: DenoiseInfo) -> list[str]:
 
 
 def layer_of(layer: Any, result: Result, word: str) -> tuple[Array, dict[str, Any], str]:
-    """Return data, attributes and kind of a layer that lies where the part of the other one does."""
+    """Return data, attributes and kind of a layer at the place of a part of another one."""
     _, attributes, kind = layer.as_layer_data_tuple()
     attributes = dict(attributes)
     for name in ("multiscale", "locked_data_level"):  # of the data, which are others

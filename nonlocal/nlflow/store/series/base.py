@@ -1,4 +1,4 @@
-"""What all series share."""
+"""What the formats of series share."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _SPARE = 2**20  # bytes that are left free on a disk
 
 @dataclass(frozen=True)
 class Layout:
-    """What frames look like; `coordinates` are positions along the axes, as (axes, values, attributes)."""
+    """Form of frames; `coordinates` are positions along the axes, as (axes, values, attributes)."""
 
     domain: Domain
     shape: tuple[int, ...]
@@ -81,7 +81,7 @@ class Series(ABC):
 
     @abstractmethod
     def resume(self, layout: Layout, count: int) -> None:
-        """Go on after the first `count` frames; `FileFormatError` for another problem or where some are missing."""
+        """Continue after the first `count` frames; `FileFormatError` for another problem or if some are missing."""
 
     @abstractmethod
     def about(self) -> dict[str, Any]: ...

@@ -19,7 +19,7 @@ _GROWING = ("u", "t", "energy")
 
 
 class ZarrSeries(Series):
-    """Frames in a store of format 3, one chunk a frame.
+    """Frames in a store of zarr 3, a chunk for each.
 
     The new length is written last, so that a store never tells of a frame that is not there.
     """
