@@ -59,7 +59,7 @@ def test_a_photograph_has_the_noise_of_its_wall() -> None:
 # ---- a part that is named
 
 
-@pytest.mark.parametrize("sigma", [(6.0,), (4.0, 6.0, 9.0)])
+@pytest.mark.parametrize("sigma", [(6.0,), (4.0, 6.0, 9.0), (2.0, 5.0, 12.0)])
 def test_white_noise_of_a_part_has_a_strength_in_each_channel(sigma: tuple[float, ...]) -> None:
     picture = shaded()[..., None] + noise((160, 180, len(sigma)), np.array(sigma))
     found = estimate_noise(picture, channel_axis=-1, flat=PART)

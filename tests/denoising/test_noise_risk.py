@@ -46,6 +46,8 @@ def test_the_probe_is_random_signs(dtype):
     assert (b != perturbation((200, 300), rng=4, dtype=dtype)).any()
     with pytest.raises(InputError, match="dtype: got uint8, expected float32 or float64"):
         perturbation((3,), dtype=np.uint8)
+    with pytest.raises(InputError, match="dtype: got single32, expected float32 or float64"):
+        perturbation((3,), dtype="single32")
 
 
 # ---- closed forms
@@ -132,6 +134,10 @@ def test_sums_are_not_lost_in_single_precision():
 
 
 # ---- discrepancy
+
+
+def test_the_discrepancy_knows_residuals_whose_squares_are_out_of_range():
+    assert discrepancy(np.full(4, 1e200), np.zeros(4), 2.0) == 5e199
 
 
 def test_the_discrepancy_of_the_truth_is_1():

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from nlflow._array import root_mean_square
 from nlflow.errors import InputError, check_floats, check_generator, check_number
 
 
@@ -31,8 +31,12 @@ def perturbation(shape: tuple[int, ...], *, rng: Any = None, dtype: Any = np.flo
     ----------
     Hutchinson 1990 (doi 10.1080/03610919008812866).
     """
-    if np.dtype(dtype) not in (np.float32, np.float64):
-        raise InputError(f"dtype: got {np.dtype(dtype)}, expected float32 or float64")
+    try:
+        known = np.dtype(dtype)
+    except TypeError:
+        known = None
+    if known not in (np.float32, np.float64):
+        raise InputError(f"dtype: got {dtype if known is None else known}, expected float32 or float64")
     signs = check_generator(rng).integers(0, 2, shape, dtype=np.int8)
     return (2 * signs - 1).astype(dtype)
 
@@ -102,7 +106,7 @@ def discrepancy(noisy: NDArray[Any], estimate: NDArray[Any], sigma: float | NDAr
         For shapes that do not match, values that are not finite, and sigma not > 0.
     """
     y, u = _pair(noisy, estimate)
-    return math.sqrt(float(np.mean(np.square((y - u) / _sigma(sigma, y, strict=True)))))
+    return root_mean_square((y - u) / _sigma(sigma, y, strict=True))
 
 
 def _pair(noisy: Any, estimate: Any) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

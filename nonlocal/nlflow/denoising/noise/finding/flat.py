@@ -63,7 +63,6 @@ def noise_of_part(samples: Array, part: tuple[slice, slice], missing: NDArray[np
                          "which was clipped or rounded away; take a part that is neither black nor white")  # fmt: skip
     span, level = range_of(samples), own.mean(axis=(0, 1))
     rest = _without_shading(own)
-    colour = own.shape[2] == 3
     planes = rest / span @ planes_of(own.shape[2]).T
     if float(np.abs(planes).max()) < OfFlat.nothing:
         raise InputError(f"{place}: got no noise at all, expected some; take a part that has it")
@@ -77,7 +76,7 @@ def noise_of_part(samples: Array, part: tuple[slice, slice], missing: NDArray[np
     model = GaussianNoise(sigma / span if len(sigma) > 1 else float(sigma[0]) / span)
     if not is_flat(found, own.shape[:2]):
         model, reason = coloured(found, np.ones_like(found.powers)), "it has the spectrum of noise that is not white"
-    noise = float(np.sqrt(model.powers(own.shape[2], 2)[0 if colour else slice(None)].mean()))
+    noise = float(np.sqrt(model.powers(own.shape[2], 2)[0 if model.opponent else slice(None)].mean()))
     if spread > OfFlat.beyond * noise:
         raise InputError(f"{place}: got a level that varies by {spread * span:.3g} beside noise of {noise * span:.3g}, "
                          f"expected at most {OfFlat.beyond:g} times as much; it is not flat; take another "
