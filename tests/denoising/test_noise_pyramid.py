@@ -116,6 +116,26 @@ def test_the_noise_of_a_coarser_image_is_the_lower_half_of_the_spectrum(shape: t
             assert abs(measured / spectrum.mean() - 1) < 5 * np.sqrt(2 / count) + edge
 
 
+@pytest.mark.parametrize("size", [2, 3, 5, 6, 7, 12])
+def test_spectra_of_any_size_are_halved_about_frequency_zero(size: int) -> None:
+    far = np.abs(np.fft.fftfreq(size, 1 / size))  # 0, 1, 2, ... 2, 1
+    half = np.abs(np.fft.fftfreq(size // 2, 1 / (size // 2)))
+    np.testing.assert_allclose(2 * spectra.coarser(far[None, None])[0, 0], half)
+
+
+@pytest.mark.parametrize("shape", [(1, 7), (1, 8), (5, 7), (6, 5)])
+def test_correlations_of_any_size_are_those_of_both_signs_of_an_offset(shape: tuple[int, int]) -> None:
+    draws = np.random.default_rng(0).normal(size=shape)
+    power = np.abs(np.fft.fft2(draws)) ** 2
+    found = spectra.correlation(power[None])[0]
+    assert found.shape == tuple(n - 1 + n % 2 for n in shape)
+    middle = tuple(n // 2 for n in found.shape)
+    for offset in np.ndindex(found.shape):
+        away = tuple(int(a - m) for a, m in zip(offset, middle, strict=True))
+        expected = (draws * np.roll(draws, away, (0, 1))).sum() / (draws**2).sum()
+        assert found[offset] == pytest.approx(expected, abs=1e-12)
+
+
 def test_coarser_takes_the_lower_half() -> None:
     line = np.abs(np.fft.fftfreq(64))
     found = spectra.coarser(np.add.outer(line, line)[None])

@@ -46,9 +46,9 @@ def coarser(spectrum: Spectrum) -> Spectrum:
     for axis in (1, 2):
         size = spectrum.shape[axis]
         if size > 1:
-            quarter = size // 4
+            first = size // 2 - size // 4
             shifted = np.fft.fftshift(spectrum, axes=axis)
-            kept = np.take(shifted, np.arange(quarter, quarter + size // 2), axis=axis)
+            kept = np.take(shifted, np.arange(first, first + size // 2), axis=axis)
             spectrum = np.fft.ifftshift(kept, axes=axis) / 2
     return spectrum
 
@@ -82,12 +82,12 @@ def levels_for(spectrum: Spectrum, most: int) -> int:
 
 
 def correlation(spectrum: Spectrum) -> Spectrum:
-    """Return the correlation (C, 2a+1, 2b+1) of two samples by their offset, 0 in the middle; constant for no noise."""
+    """Return the correlation (C, 2a+1, 2b+1) of two samples by their offset, 0 in the middle; 0 where there is no power."""
     values = np.real(np.fft.ifft2(spectrum))
     first = values[:, :1, :1]
     values = np.fft.fftshift(np.where(first > 0, values / np.where(first > 0, first, 1), 0), axes=(1, 2))
     # An even axis has an offset of half its length once only.
-    return values[:, (values.shape[1] > 1) :, (values.shape[2] > 1) :]
+    return values[:, 1 - values.shape[1] % 2 :, 1 - values.shape[2] % 2 :]
 
 
 def autocorrelation(planes: Sequence[Array]) -> tuple[Array, Array, Array]:
