@@ -171,8 +171,8 @@ def _similar(chain: MarkovChain, logs: Floats) -> Floats:
 def fidelity_for_diversity(flow: LinearFlow, fraction: float) -> float:
     """Return a fidelity that guarantees a fraction of every signal's diversity in the equilibrium.
 
-    lambda = fraction / (1 - fraction) mu_max, with the largest eigenvalue of r (I - P), or, where P is not symmetric,
-    the norm of I - P on deviations from the mean.
+    It is fraction / (1 - fraction) mu_max with the largest eigenvalue mu_max of r (I - P). Where P is not symmetric
+    mu_max is the norm of I - P on deviations from the mean, or 2 beyond 1000 nodes.
 
     Parameters
     ----------

@@ -70,7 +70,7 @@ class Stability(Brief):
 def stability(flow: Flow, u: Any, k: int = 6) -> Stability:
     """Return whether an equilibrium of a flow is stable, with the rightmost eigenvalues of the Jacobian.
 
-    All eigenvalues up to 600 unknowns, O(n^3); beyond, `k` of them by Lanczos or Arnoldi iteration.
+    All eigenvalues are computed up to 600 unknowns, O(n^3); beyond, `k` by Lanczos or Arnoldi iteration.
 
     Parameters
     ----------
@@ -78,7 +78,7 @@ def stability(flow: Flow, u: Any, k: int = 6) -> Stability:
     u : array
         An equilibrium, as `find_equilibrium` returns it.
     k : int
-        Eigenvalues to return.
+        How many eigenvalues are returned.
 
     Returns
     -------
