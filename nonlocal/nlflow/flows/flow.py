@@ -276,7 +276,7 @@ class Flow:
         return []
 
     def measure(self, like: Array) -> Array:
-        """Return the measure of nodes: w (L2 metric) or w d / sum w d (degree metric)."""
+        """Return the measure of nodes: w, or w d (degree metric) with a sum of 1 that items of a batch share alike."""
         return self.affinity.measure(self.inner.measure, like, by_item=True)
 
     def mass(self, like: Array) -> Array:
