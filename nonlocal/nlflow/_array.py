@@ -241,9 +241,14 @@ def _readable(tensor: Array) -> Array:
     return tensor.float() if str(tensor.dtype) == "torch.bfloat16" else tensor
 
 
-def on_host(given: Any) -> NDArray[Any]:
+def on_host(given: Any, name: str = "") -> NDArray[Any]:
     """Return what a user gave as a NumPy array on the host: a tensor of any device, an array or a sequence."""
-    return to_numpy(given) if is_tensor(given) else np.asarray(given)
+    try:
+        return to_numpy(given) if is_tensor(given) else np.asarray(given)
+    except ValueError as error:
+        if not name:
+            raise
+        raise InputError(f"{name}: got {type(given).__name__} of uneven lengths, expected an array") from error
 
 
 def check_untracked(name: str, tracked: bool, instead: str) -> None:

@@ -176,6 +176,9 @@ def test_what_has_no_scaling() -> None:
         sinkhorn(np.ones((6, 6)), points(6), x)
     with pytest.raises(InputError, match="domain: got NoneType"):
         sinkhorn(Gaussian(width=1.0))
+    for kernel in (Gaussian(width=1.0), np.ones((6, 6))):
+        with pytest.raises(InputError, match="domain: got ndarray, expected a Grid or Points"):
+            sinkhorn(kernel, x)
     with pytest.raises(InputError, match=r"features: got shape \(5, 2\)"):
         sinkhorn(ExpDotProduct(), points(6), x[:5])
     with pytest.raises(InputError, match="overflow"):

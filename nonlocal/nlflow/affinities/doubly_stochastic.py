@@ -168,6 +168,8 @@ def sinkhorn(
         "iterations": check_integer("iterations", iterations, minimum=1),
         "memory_limit": memory_limit,
     }
+    if domain is not None and not isinstance(domain, Domain):
+        raise InputError(f"domain: got {type(domain).__name__}, expected a Grid or Points")
     if not isinstance(kernel, Kernel):
         given = {"features": features, "queries": queries, "mask": mask}
         if named := [name for name, value in given.items() if value is not None]:

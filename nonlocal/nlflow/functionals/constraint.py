@@ -81,7 +81,7 @@ class Constraint:
     def __init__(self, nodes: Any, values: Any) -> None:
         if is_tensor(nodes):
             check_tensor("nodes", nodes)
-        given = on_host(nodes)
+        given = on_host(nodes, "nodes")
         if given.dtype != bool and (given.ndim != 1 or (given.size and given.dtype.kind not in "iu")):
             raise InputError(
                 f"nodes: got an array of {given.dtype} of shape {given.shape}, expected a mask (bool) of the shape of "

@@ -35,10 +35,7 @@ def node_numbers(name: str, given: Any, shape: tuple[int, ...]) -> NDArray[np.in
     """
     if isinstance(given, np.ma.MaskedArray):
         raise InputError(f"{name}: got a masked array, expected a plain one; fill it")
-    try:
-        array = on_host(given)
-    except ValueError as error:
-        raise InputError(f"{name}: got {type(given).__name__} of uneven lengths, expected node numbers") from error
+    array = on_host(given, name)
     states = math.prod(shape)
     if array.dtype == bool:
         if array.shape != shape:

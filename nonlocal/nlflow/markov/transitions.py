@@ -98,7 +98,7 @@ class Transitions:
         return next(islice(self._laws(start), check_integer("steps", steps, minimum=0), None))
 
     def _laws(self, start: Any) -> Iterator[Floats]:
-        array = on_host(start)
+        array = on_host(start, "start")
         if array.shape != () or array.dtype.kind not in "iu":
             return self._moves.laws(check_law(start, self._moves.shape))
         node = check_integer("start", int(array), minimum=0)

@@ -74,7 +74,7 @@ class Walks:
         check_memory(
             f"a start for each of {count} walkers", 16 * count, "use fewer, in several calls", self.moves.limit
         )
-        array = on_host(start)
+        array = on_host(start, "start")
         if array.dtype.kind not in "iu":
             return rng.choice(states, size=count, p=check_law(start, self.moves.shape).ravel()).astype(np.int64)
         if array.shape not in ((), (count,)):
