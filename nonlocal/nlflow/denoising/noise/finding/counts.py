@@ -163,8 +163,12 @@ def _blocks(plane: Values) -> Values:
 def _lattice(present: Array) -> tuple[float, float] | None:
     """Return the step that samples are multiples of, above the least; None where there is none."""
     flat = present.reshape(-1)
-    values = np.unique(flat[:: max(1, flat.size // OfCounts.values)]).astype(np.float64)
-    if len(values) < 3 or len(values) > OfCounts.values:
+    if flat.size == 0:
+        return None
+    some = flat[:: max(1, flat.size // OfCounts.values)]
+    # Counts begin at the least of all samples, not of some.
+    values = np.unique(np.append(some, flat.min())).astype(np.float64)
+    if not 3 <= len(values) <= OfCounts.values:
         return None
     step = float(np.diff(values).min())
     steps = (values - values[0]) / step
