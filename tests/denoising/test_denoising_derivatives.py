@@ -325,6 +325,7 @@ def test_an_estimated_noise_is_a_constant() -> None:
         ((torch.from_numpy(IMAGE), None), "sigma: got None, expected the strength of white noise"),
         ((torch.from_numpy(IMAGE), torch.ones((), requires_grad=True)), "sigma: got a tensor that requires a gradient"),
         ((torch.from_numpy(IMAGE).bfloat16(), 8.0), "image: got bfloat16"),
+        ((torch.full((9, 9), torch.nan), 1.0), "image: got NaN, which counts as missing samples"),
     ],
 )
 def test_linearized_refuses(arguments: tuple[Any, Any], message: str) -> None:

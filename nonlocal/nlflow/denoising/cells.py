@@ -1,8 +1,4 @@
-"""Few counts: flows of groups on cells of samples that are summed, from large cells to small ones.
-
-A transform makes the noise of counts even from about one count on, so larger cells come first. A mean of
-w z + (1 - w) u over w^2 is as its variance is again, as of counts (Azzari and Foi 2016, doi 10.1109/LSP.2016.2580600).
-"""
+"""Flows on sums over cells, for few counts (Azzari and Foi 2016, doi 10.1109/LSP.2016.2580600)."""
 
 from __future__ import annotations
 
@@ -23,7 +19,10 @@ Array = NDArray[Any]
 
 
 def in_cells(f: Array, frame: Frame, watch: Watch) -> Run:
-    """Run on stabilized counts."""
+    """Run flows on stabilized sums over cells of samples, from large cells to small ones.
+
+    For counts z and an estimate u, (w z + (1 - w) u) / w^2 has a variance like its mean, as counts have.
+    """
     whole = frame.few
     assert whole is not None
     law = Poisson(1.0, whole.sigma / whole.gain)  # in counts

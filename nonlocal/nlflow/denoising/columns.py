@@ -1,4 +1,4 @@
-"""Channels and images denoised each by itself."""
+"""Channels and images that are denoised one by one."""
 
 from __future__ import annotations
 
@@ -51,10 +51,7 @@ def each_item(
     progress: Any = False,
     **words: Any,
 ) -> tuple[list[Any], DenoiseInfo]:
-    """Denoise each of an array of images, in C order.
-
-    `items` is their shape, () for one; `image` gives that with an index, `own` the arguments of its own.
-    """
+    """Denoise the images of indices within `items`, in C order; `own` gives arguments of each."""
     given = (
         {"image": image(index), **words, **{name: of(index) for name, of in own.items()}}
         for index in np.ndindex(*items)

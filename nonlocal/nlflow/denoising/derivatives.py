@@ -22,15 +22,15 @@ __all__ = ["Linearization", "linearized"]
 
 
 class Linearization:
-    """The Jacobian J of a denoiser at a tensor, for groups held still, without a matrix; `linearized` makes it.
+    """The Jacobian J of the denoiser at a tensor, without a matrix; `linearized` makes it.
 
-    Groups, channels and sigma are those at this tensor, as constants; covariances and weights follow the tensor, so
-    that J is not symmetric.
+    Groups, principal channels and sigma are constants, those at the tensor. Covariances and weights follow the tensor,
+    so that J is not symmetric.
 
     Attributes
     ----------
     image, estimate : tensor
-        The tensor, and what `nlflow.denoise` makes of it.
+        The tensor, and the result of `nlflow.denoise` for it.
     """
 
     def __init__(self, image: Tensor, task: Items, max_memory: float | None = None) -> None:
@@ -45,11 +45,11 @@ class Linearization:
         return self._task.differentiable(image, self._filters, self._limit)
 
     def __call__(self, image: Tensor) -> Tensor:
-        """Return the estimate for another tensor, with the groups and channels of this one; it has derivatives."""
+        """Return the estimate for another tensor with the groups of this one; it has derivatives."""
         return self._run(self._checked("image", image))
 
     def jvp(self, direction: Tensor) -> Tensor:
-        """Return J v, the derivative of the estimate in a direction, with about twice the work of a run of the flow."""
+        """Return J v, the derivative of the estimate in a direction, with a few times the work of a run of the flow."""
         direction = self._checked("direction", direction)
         with torch.no_grad(), forward_ad.dual_level():
             with warnings.catch_warnings():  # torch compiles rules of its own in a way that it calls deprecated
@@ -60,7 +60,7 @@ class Linearization:
         return tangent
 
     def vjp(self, cotangent: Tensor) -> Tensor:
-        """Return J^T w, by one run of the flow and one backwards, for which images of all steps are kept."""
+        """Return J^T w, with a few times the work of a run; the images of all steps are kept."""
         with torch.enable_grad():
             image = self.image.detach().requires_grad_()
             (gradient,) = torch.autograd.grad(self._run(image), image, self._checked("cotangent", cotangent))
@@ -69,14 +69,14 @@ class Linearization:
     def divergence(self, probes: int = 1, *, seed: int = 0) -> float:
         """Return an unbiased estimate of the trace of J, sum_i du_i / df_i, by random signs.
 
-        Each probe costs one `jvp` (Hutchinson 1990, doi 10.1080/03610919008812866). It is not the divergence in Stein's
-        estimate, for which groups move.
+        It is not the divergence in Stein's estimate, for which groups move.
 
         Parameters
         ----------
         probes : int
+            Number of random signals; each costs one `jvp` (Hutchinson 1990, doi 10.1080/03610919008812866).
         seed : int
-            Of the signs.
+            Seed of the signs.
         """
         probes, total = check_integer("probes", probes, minimum=1), 0.0
         signs = perturbation((probes, *self.image.shape), rng=check_integer("seed", seed, minimum=0))
@@ -111,16 +111,16 @@ def linearized(
     options: Options | None = None,
     **more: Any,
 ) -> Linearization:
-    """Return the linear map by which the estimate of `nlflow.denoise` answers to small changes, for groups held still.
+    """Return the derivative of `nlflow.denoise` at a tensor, for groups held still.
 
     Parameters
     ----------
     image : tensor
         float32 or float64; float16 becomes float32.
     sigma : float, sequence or tensor
-        Standard deviation of white noise, a constant, as `nlflow.denoise` takes it.
+        Standard deviation of white noise, a constant, as in `nlflow.denoise`.
     quality, channel_axis, axes, spacing, keep, options, **more
-        As `nlflow.denoise` takes them of tensors; of the options, `strength` and `max_memory` count.
+        As in `nlflow.denoise` for tensors; of the options, `strength` and `max_memory` count.
 
     Returns
     -------
@@ -129,7 +129,7 @@ def linearized(
     Raises
     ------
     InputError
-        As `nlflow.denoise` for tensors; for an item that is returned unchanged, since it is constant or free of noise.
+        As in `nlflow.denoise` for tensors; for NaN, and for an item that is constant or has no noise.
     MemoryLimitError
         When a run does not fit the memory as a whole.
 
@@ -156,6 +156,8 @@ def linearized(
     chosen.refuse(("separate", "stopping", "device"), "a linear map")
     chosen.check(quality, len(placed.letters))
     looked = Looked.at(placed.items(image))
+    if looked.missing:
+        raise InputError("image: got NaN, which counts as missing samples, expected numbers; fill them in first")
     task = Items.of(image, Noisy(sigma), placed, quality, chosen, keep, looked)
     task.check_moves()
     return Linearization(image, task, chosen.max_memory)

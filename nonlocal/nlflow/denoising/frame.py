@@ -1,4 +1,4 @@
-"""What a whole image decides before a part of it is denoised."""
+"""What is found out about a whole image before parts of it are denoised."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _HELD = 10.0  # lambda~ where there is data, of the flow that first fills in
 
 @dataclass(frozen=True)
 class Spread:
-    """What a flow is chosen by."""
+    """Figures by which a flow is chosen."""
 
     extent: float
     variance: float
@@ -66,7 +66,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class Coloured:
-    """Noise that has a spectrum or follows the intensity, in units of `Frame.level`."""
+    """Noise with a spectrum or a strength that follows the intensity, in units of `Frame.level`."""
 
     axes: Array  # (C, C), the channels along which it is independent, as rows
     spectrum: Array  # (C, h, w), its power along them
@@ -78,10 +78,7 @@ class Coloured:
 
 @dataclass(frozen=True)
 class Frame:
-    """What the whole decides: units, channels, noise, missing and kept samples, and the flow.
-
-    Maps are of arrays, and of items as tensors; parts do not know them. C counts the channels that vary.
-    """
+    """What the whole decides: units, channels, noise, missing and kept samples, and the flow; C channels vary."""
 
     axes: Axes
     quality: str
@@ -134,7 +131,7 @@ class Frame:
 
     @property
     def unit(self) -> float:
-        """The noise in the units of the input; of counts, 1."""
+        """The noise in the units of the input; 1 for counts."""
         return root_mean_square(self.level)
 
     @property
@@ -168,7 +165,7 @@ class Frame:
 
     @property
     def doubted(self) -> NoiseEstimate | None:
-        """The verdict that a result is held against; None where nothing was to be removed."""
+        """The verdict with which a residual is compared; None if nothing was to be removed."""
         return self.found if self.options.strength else None
 
     def too_strong(self, span: float) -> str:
@@ -217,7 +214,7 @@ class Frame:
 
     @property
     def fills_alone(self) -> bool:
-        """Whether the flow only fills holes: the units are no noise then."""
+        """Whether the flow only fills holes, so that its units are no noise."""
         return self.exact is not None and bool(np.all(self.exact))
 
     @property
@@ -227,7 +224,7 @@ class Frame:
         return blind and levels_within((*self.shape, len(self.level)), 1) > 0
 
     def solve(self, part: Part, watch: Watch) -> tuple[Array, float | None, dict[str, Any]]:
-        """Return the estimate, its estimated risk, and what is told."""
+        """Return the estimate, its estimated risk, and entries of `DenoiseInfo`."""
         unit, tell, stopping, f = self.unit, watch.tell, self.options.stopping, part.f
         half = 0.5 if stopping == "sure" else 1.0  # that rule runs the flow once more
         found = self.run(f, replace(watch, every=stopping is not None, tell=within(tell, 0.0, half)))
@@ -254,7 +251,7 @@ class Frame:
 
 @dataclass(frozen=True)
 class Part:
-    """Samples of a whole or of a part of it, of the channels that vary."""
+    """The channels that vary of an image or a part."""
 
     samples: Array  # (..., C), in the units of the input
     reduction: Reduction  # to units in which the noise is Gaussian, and back
@@ -264,7 +261,7 @@ class Part:
 
     @property
     def known(self) -> Array:
-        """The samples without what needs no flow to be taken out, such as stripes."""
+        """The samples without noise that needs no flow, such as stripes."""
         reduced = self.reduction.samples
         if reduced is self.samples or not self.reduction.keeps_units:
             return self.samples
@@ -293,7 +290,7 @@ def observe(
     image: Any, sigma: Any, noise: Any, axes: Axes, quality: str, options: Options, *, mask: Any = None,
     keep: Any = None, trail: Trail | None = None, found: NoiseEstimate | None = None,
 ) -> tuple[Frame, Part]:  # fmt: skip
-    """Return the frame, and the array as its only part; `found` takes the place of a look."""
+    """Return the frame, and the array as its only part; a verdict `found` is taken as given."""
     axes.check_patch(options.patch_size)
     given, sigma = choose_noise(noise, sigma)
     kept = None if keep is None else axes.place("keep", keep)
@@ -444,7 +441,7 @@ def _white(frame: Frame, signal: Array, sigma: Any, trail: Trail | None) -> tupl
 
 
 def with_colour(frame: Frame, signal: Array, noise: GaussianNoise) -> tuple[Frame, Array]:
-    """Return frame and samples for noise that is not white."""
+    """Return frame and samples for correlated noise."""
     from nlflow.denoising.noise.models.gaussian import OPPONENT
 
     missing, channels, dimension = frame.missing, signal.shape[-1], signal.ndim - 1
@@ -476,10 +473,7 @@ def is_by_pixels(quality: str, axes: Axes) -> bool:
 
 
 def units_of(levels: Array, spans: Array, exact: Any = None) -> tuple[Array, Array, Any, str]:
-    """Return the noise of channels (C,), what they are divided by, where samples are exact, and why nothing is done.
-
-    A channel whose noise no sample shows is exact.
-    """
+    """Return the noise of channels (C,), their units, where samples are exact, and why nothing is done, or ""."""
     with np.errstate(over="ignore"):
         none = (levels > 0) & (levels * _NOISELESS < spans)
     if none.any() and not none.all():
@@ -504,15 +498,12 @@ def in_units(signal: Array, offset: Array, level: Array) -> Array:
 
 
 def live_of(varies: Mask) -> Mask | None:
-    """Return which channels vary; None where all or none do."""
+    """Return which channels vary, or None if all or none do."""
     return varies if 0 < np.count_nonzero(varies) < len(varies) else None
 
 
 def channels_for(count: int, moments: Callable[[], Array]) -> Array:
-    """Return uncorrelated channels as orthonormal rows (C, C), from second moments (C, C).
-
-    Three channels take the opponent colours (luminance, red - blue, magenta - green), others their principal axes.
-    """
+    """Return orthonormal rows (C, C): opponent colours of three channels, else principal axes of second moments."""
     if count == 3:
         from nlflow.denoising.noise.models.gaussian import OPPONENT
 
@@ -552,7 +543,7 @@ def _without_others(
 
 
 def filled(f: Array, missing: Mask) -> Array:
-    """Fill in what is missing: the minimizer of E with fidelity 0 there, for a Gaussian of one sample."""
+    """Return f with missing samples from the minimizer of E for a Gaussian of one sample, with fidelity 0 there."""
     from nlflow.affinities import affinity
     from nlflow.domains import Grid
     from nlflow.functionals.energies import E

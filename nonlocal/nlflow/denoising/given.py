@@ -1,4 +1,4 @@
-"""An array as an instrument gives it: which samples and channels say nothing."""
+"""Samples that are missing, stand for "no data", or cannot be averaged."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Given:
 
 @dataclass(frozen=True)
 class Known:
-    """What is missing of a whole, beside NaN."""
+    """What is missing of a whole in parts, beside NaN."""
 
     nodata: Any = None  # the value that stands for "no data", where there is one
     empty: Mask | None = None  # (C,), the channels without any sample
@@ -61,10 +61,7 @@ class Known:
 
 
 def as_given(image: Any, axes: Axes, mask: Any = None, known: Known | None = None) -> Given:
-    """Look at an array: what is missing, by a mask or found, and what stays as it is. O(N).
-
-    Without a mask, a value that stands for "no data" is looked for; of a part, that of the whole is `known`.
-    """
+    """Return the samples of an array or of a part, with those that a mask names or that are found missing. O(N)."""
     masked = isinstance(image, np.ma.MaskedArray)
     if is_tensor(image):
         return Given(*as_signal(image, axes.channel, TELL_MISSING))  # which refuses it
@@ -80,7 +77,7 @@ def as_given(image: Any, axes: Axes, mask: Any = None, known: Known | None = Non
         told.append(f"{_count(hidden)} masked, and stay as they are")
     if bad.any():
         nan = np.isnan(array) & ~lost
-        _refuse_infinite(bad & ~np.isnan(array) & ~lost, asked, axes)
+        _refuse_infinite(bad & ~np.isnan(array) & ~lost & ~_everywhere(asked, axes), known is None)
         nan &= ~_everywhere(asked, axes)
         if nan.any():
             lost = lost | nan
@@ -126,7 +123,7 @@ def as_given(image: Any, axes: Axes, mask: Any = None, known: Known | None = Non
 def signals_of(
     image: Any, channel_axis: Any = None, axes: str | None = None, mask: Any = None
 ) -> tuple[Array, Mask | None, tuple[str, ...]]:
-    """Return the signals (..., C), which samples are missing, and what is told of it."""
+    """Return the signals (..., C), which samples are missing, and notes."""
     given = as_given(image, Axes.of(shape_of("image", image), channel_axis, axes), mask)
     refuse_unordered(given.samples, np.asarray(image).dtype, given.missing)
     samples = given.samples if given.opacity is None else given.samples[..., given.signals]
@@ -149,7 +146,7 @@ def _asked(mask: Any, bad: Mask, axes: Axes) -> Mask | None:
 
 
 def seen(image: Any, axes: Axes, mask: Any) -> Any:
-    """Return wide integers without those that a mask hides, as a masked array; all else as it is."""
+    """Return an array; integers of more than 16 bits with a mask as a masked array."""
     array = np.asanyarray(image)
     if mask is None or isinstance(mask, str) or array.dtype.kind not in "iu" or array.dtype.itemsize <= 2:
         return image
@@ -183,14 +180,13 @@ def _everywhere_of(channels: Mask | None, axes: Axes) -> Mask:
     return channels.reshape([-1 if axis == axes.channel else 1 for axis in range(len(axes.letters) + 1)])
 
 
-def _refuse_infinite(infinite: Mask, asked: Mask | None, axes: Axes) -> None:
-    left = infinite & ~_everywhere(asked, axes)
+def _refuse_infinite(left: Mask, takes_mask: bool) -> None:
     if left.any():
         first = tuple(int(i) for i in np.argwhere(left)[0])
         raise InputError(
             f"image: got {np.count_nonzero(left)} infinite value(s) (the first at index {first}), expected numbers, or "
-            "NaN where a sample is missing; replace them (np.where(np.isinf(x), np.nan, x)), or give mask='nan' to "
-            "have them filled in"
+            "NaN where a sample is missing; replace them (np.where(np.isinf(x), np.nan, x))"
+            + (", or give mask='nan' to have them filled in" if takes_mask else "")
         )
 
 
@@ -227,18 +223,18 @@ def told_of(where: Mask | tuple[int, int], what: str) -> str:
     return f"{_count(where)} {what}, which counts as missing, and stay as they are"
 
 
-def guess(told: str) -> str:
-    return f"image: {told}; if it is data, say with mask which samples are missing, if any"
+def guess(told: str, remedy: str = "say with mask which samples are missing, if any") -> str:
+    return f"image: {told}; if it is data, {remedy}"
 
 
 # ---- values that stand for "no data"
 
 
 def find_nodata(array: Array, channel: int | None, absent: Mask | None = None) -> tuple[Mask | None, str]:
-    """Return where samples have a value that stands for "no data", and which it is, in words. O(N).
+    """Return where samples have a value that stands for "no data", and which value that is, in words. O(N).
 
-    Either an end of the range that no other sample comes near, or the one value that repeats among floats that do not.
-    Both lie in areas, as noise does not; a value that programs write by convention may be alone.
+    It is an end of the range far from all other samples, or the only value that repeats among floats. It fills areas,
+    unless it is one that programs write by convention.
     """
     pixels = array if channel is None else np.moveaxis(array, channel, -1)
     present = pixels if absent is None else pixels[~absent]
@@ -273,7 +269,7 @@ def _all_are(array: Array, value: Any, channel: int | None) -> Mask:
 
 @dataclass(frozen=True)
 class Beside:
-    """Where a value lies in an array, or in its parts, and what lies beside it."""
+    """Counts of the samples that have a value, and of their neighbours."""
 
     value: Any
     axes: int
@@ -347,7 +343,7 @@ class Beside:
 
 
 def some_of(values: Array, count: int = SOME) -> Array:
-    """Return some of many values, evenly far apart, of all channels."""
+    """Return about `count` of many values, evenly spaced."""
     step = max(values.size // count, 1)
     while math.gcd(step, 6) > 1:  # two, three and four channels lie side by side
         step += 1
@@ -395,11 +391,7 @@ def _gap(rest: Array, value: float, next_to: float, sentinel: bool) -> str:
 
 
 def refuse_unordered(samples: Array, dtype: np.dtype[Any], missing: Mask | None = None) -> None:
-    """Raise `InputError` for integers and phases that wrap round, and for label images.
-
-    Phases are floats from -pi to pi, or from 0 to 2 pi, that jump by about 2 pi between neighbours; labels are whole
-    numbers that count from 0 or 1, in areas beside others of any number.
-    """
+    """Raise `InputError` for integers that wrapped round, for wrapped phases and for label images."""
     if dtype.kind in "iu" and dtype.itemsize > 1 and any(_overflows(one, dtype) for one in np.moveaxis(samples, -1, 0)):
         raise InputError(
             f"image: got {dtype} whose values jump from one end of its range to the other, as numbers do that went "

@@ -1,11 +1,4 @@
-"""Flows of groups of alike patches: presets, what an image asks of them, parts that fit the memory, and the run.
-
-A step on groups takes the running tokens z for f (a minimizing movement) and the covariance C of the running estimate:
-u = (I + C/s^2)^-1 (Pz + C/s^2 z), where s is the noise that z still holds. Of the way from z to u a part is taken such
-that a wanted fraction of the noise is left; u itself is the estimate. The first estimate has C from the noisy tokens,
-with the eigenvalues lowered by a multiple of the noise; in volumes, clips and compressed photographs, and for
-correlated noise in ``fast``, the variances along the cosines of a patch stand in for them.
-"""
+"""Presets of flows of groups, and their runs in parts that fit the memory."""
 
 from __future__ import annotations
 
@@ -221,7 +214,7 @@ class Groups:
 
     @classmethod
     def of(cls, preset: GroupPreset, spread: Spread, dimension: int, weakest: float = 1.0) -> Groups:
-        """Choose the flow for samples in units of their noise."""
+        """Return the flow for samples in units of their noise."""
         precision = np.dtype(preset.precision(spread.extent / weakest))
         colours, ratio = channels_for(spread.channels, spread.moments), spread.ratio
         if preset.small is not None and spread.channels > 1:
@@ -248,7 +241,7 @@ class Groups:
         return channels_of(f, self.colours, self.precision)
 
     def of_part(self, f: Array, corner: tuple[int, ...], whole: tuple[int, ...], missing: Array | None = None) -> Array:
-        """Return the estimate for a part that begins at a corner of the whole."""
+        """Return the estimate for a part, which begins at a corner of the whole."""
         options = {} if missing is None else {"missing": missing}
         made = problem(self.signal(f), self.preset, self.groupings, origin=corner, whole=whole, **options)
         return back_from(run(made, ALONE)[0][-1], self.colours, f)
@@ -311,7 +304,7 @@ def channels_of(f: Array, colours: Array, precision: Any) -> Array:
 
 
 def back_from(u: Array, colours: Array, like: Array) -> Array:
-    """Undo `channels_of`; the bits are those of any layout in memory."""
+    """Undo `channels_of`."""
     mixed = np.moveaxis(as_planes(u), 0, -1) @ colours.astype(u.dtype)
     return np.asarray(mixed.astype(like.dtype).reshape(like.shape))
 
@@ -319,7 +312,7 @@ def back_from(u: Array, colours: Array, like: Array) -> Array:
 def problem(
     f: Any, preset: GroupPreset, groupings: tuple[Grouping, ...], powers: Any = None, **options: Any
 ) -> Problem:
-    """Return the flow of a preset on samples (..., C); `options` go to `GroupFlow`, a variance times `powers` (C,)."""
+    """Return the flow of a preset on samples (..., C), with `options` of `GroupFlow`; variances times `powers` (C,)."""
     if powers is not None:
         options["variance"] = options["variance"] * powers
     flow = GroupFlow(
@@ -349,7 +342,7 @@ def _path(
 
 
 def coloured(f: Array, frame: Frame, noise: Coloured, preset: GroupPreset, watch: Watch) -> Run:
-    """Run the flow for noise that is not white, on coarser images first."""
+    """Run the flow for correlated noise, on coarser images first."""
     from nlflow.denoising.noise.spectra import coarse_to_fine, correlation, levels_within
 
     preset = replace(preset, means=False)  # coarser images come first here
@@ -403,7 +396,7 @@ def coloured(f: Array, frame: Frame, noise: Coloured, preset: GroupPreset, watch
 
 
 def at_scales(f: Array, frame: Frame, watch: Watch) -> Run:
-    """Run on a recording, alone and on coarser ones first; return the run of less risk."""
+    """Run on a recording, with and without coarser ones first; return the run of less risk."""
     flow, size, units = frame.flow, len(f), frame.level / frame.unit
     assert isinstance(flow, Groups)
     first = max(size - _LOOKED, 0) // 2
@@ -452,14 +445,14 @@ def _course(states: list[Array]) -> dict[str, NDArray[np.float64]]:
 
 
 def filling_levels(f: NDArray[Any]) -> list[float]:
-    """Return the noise levels at which holes are filled in, from strong to 1 (continuation)."""
+    """Return the noise levels at which holes are filled in, down to 1 (continuation)."""
     strongest = max(_STRONGEST * float(np.std(f, dtype=np.float64)), 1.0)
     count = math.ceil(math.log(strongest) / -math.log(_FALL))
     return [strongest ** (1 - k / count) for k in range(count)] + [1.0]
 
 
 def margins(groupings: tuple[Grouping, ...], steps: int) -> Three:
-    """How far a sample of the last estimate looks, along slices, rows and columns."""
+    """Return how far away samples matter for the last estimate, along slices, rows and columns."""
     first, *later = (one.halo for one in groupings)
     a, b, c = (one + steps * max(two) for one, two in zip(first, zip(*later, strict=True), strict=True))
     return a, b, c
@@ -472,7 +465,7 @@ def bytes_needed(
     itemsize: int,
     working: int | None = None,
 ) -> int:
-    """Return the working memory of planes; `working` is that of chunks."""
+    """Return the bytes that a flow of planes needs; `working` is those of chunks."""
     channels, space = shape[0], three(shape[1:])
     # State, estimate, the next two, three sums, guide, input and its copy; then the estimates of the path.
     planes = (10 + steps + 1) * channels * math.prod(space) * itemsize
@@ -502,9 +495,8 @@ def in_tiles(
 ) -> tuple[list[Any], int, int]:
     """Return the estimates of a flow of groups (the last alone, or all), the number of tiles and the bytes for one.
 
-    Each tile is wider than its part by all that the steps look at, so the parts of arrays have the bits of the whole.
-    `f` is (..., C), `variance` one like it, and `missing` one of its nodes; `make` gives a problem for samples, preset,
-    groupings, and the keywords of `GroupFlow`.
+    Tiles overlap so that the parts of arrays have the bits of the whole. `f` and `variance` are (..., C), `missing` has
+    the shape of nodes; `make` gives a problem for samples, preset, groupings, and the keywords of `GroupFlow`.
     """
     allowed = memory_limit() if watch.limit is None else watch.limit
     space = tuple(f.shape[:-1])

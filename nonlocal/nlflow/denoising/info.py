@@ -35,46 +35,46 @@ _REMEDIES: Final = {
 
 @dataclass(frozen=True, repr=False)
 class DenoiseInfo(Brief):
-    """What `denoise` did, in units of the input unless it says otherwise.
+    """What `denoise` did, in the units of the input unless it says otherwise.
 
     Attributes
     ----------
     sigma : float
-        Standard deviation of the noise in the input, times `strength`; root mean square over samples and channels, but
-        for channels that are constant. Of counts, 1 after their variance was stabilized.
+        Standard deviation of the noise in the input, times `strength`: a root mean square over samples and channels
+        that vary. For counts 1, that after their variance was stabilized.
     sigma_estimated : bool
-        Whether it was estimated from the input.
+        Whether sigma was estimated from the input.
     noise : str
         The model of the noise, in words.
     model : dict or None
-        The same as numbers, `Noise.as_dict`; None where `sigma` says all.
+        The model as numbers, `Noise.as_dict`; None if there is `sigma` alone.
     confidence : str
-        How sure the kind of noise is that was found out: 'high', 'medium' or 'low'; otherwise empty.
+        'high', 'medium' or 'low' confidence in the kind of noise, if that was found out; otherwise empty.
     quality, functional, stopped_by, method : str
     parameters : dict
-        Of kernel and flow.
+        Parameters of kernel and flow.
     steps : int
         Steps taken.
     residual : float
-        Root mean square of input minus result, over samples that are not missing of channels that vary.
+        Root mean square of input minus result, over samples that are not missing and channels that vary.
     risk : float or None
-        Mean squared error of the result by Stein's estimate, with ``stopping='sure'``; of counts, after their variance
+        Mean squared error of the result by Stein's estimate, with ``stopping='sure'``; for counts, after their variance
         was stabilized.
     tiles : int
-        Parts that the image was cut into.
+        Number of parts into which the image was cut.
     memory_bytes : int
         Estimate of the working memory: of the affinity, or of the largest tile.
     seconds, compile_seconds : float
-        Wall time in all, and its part for compiling loops or loading them from the cache.
+        Wall time in all, and for compiling loops or loading them from the cache.
     sigma_effective : float or None
-        Standard deviation that the preset worked with where that is not `sigma`.
+        Standard deviation for which the flow was run, if that is not `sigma`.
     reasons : tuple of str
-        What the verdict rests on, when the noise was found out.
+        Reasons for the noise that was found out.
     given : tuple of str
-        What was seen of the samples themselves: which are missing, and which stay as they are.
+        Which samples are missing, and which stay as they are.
     columns : tuple of DenoiseInfo
-        What was done to each channel with ``separate``, and to each image of several. The other fields then tell of
-        all together.
+        One for each channel with ``separate``, and for each image of several. The other fields then are about all
+        together.
     """
 
     sigma: float
@@ -100,7 +100,7 @@ class DenoiseInfo(Brief):
     columns: tuple[DenoiseInfo, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
-        """Return it as a dict that JSON can hold."""
+        """Return a dict that JSON can hold."""
         columns = [column.as_dict() for column in self.columns]
         return {**asdict(self), "reasons": list(self.reasons), "given": list(self.given), "columns": columns}
 
@@ -141,7 +141,7 @@ def together(infos: list[DenoiseInfo]) -> DenoiseInfo:
 
 
 def check_units(dtype: np.dtype[Any], sigma: Any) -> None:
-    """Warn of a sigma below what rounding to integers adds: it may be meant for values from 0 to 1."""
+    """Warn of a sigma below the noise of rounding to integers, which may be meant for values from 0 to 1."""
     if dtype.kind not in "iu" or sigma is None:
         return
     level, top = float(np.max(sigma)), np.iinfo(dtype).max

@@ -1,4 +1,4 @@
-"""Tables of pandas and arrays of xarray."""
+"""Objects of pandas and xarray."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _LETTERS: Final = {name: letter for letter, names in _NAMES.items() for name in 
 
 
 def letter_of(array: Any, name: Any) -> str:
-    """Return the letter of a dimension by its ``axis`` (CF conventions) or its name; empty where neither tells."""
+    """Return the letter of a dimension by its ``axis`` (CF conventions) or its name, or ""."""
     said = array[name].attrs.get("axis") if name in array.coords else None
     return said if said in _NAMES else _LETTERS.get(str(name).lower(), "")
 
@@ -43,10 +43,7 @@ def _kind(image: Any) -> str:
 def denoised_labelled(
     denoise: Callable[..., Any], image: Any, sigma: Any, options: Options, words: dict[str, Any]
 ) -> Any:
-    """Return ``(result, info)`` for an object of pandas or xarray; `words` are arguments of `nlflow.denoise`.
-
-    Columns of a DataFrame and variables of a Dataset are denoised each by itself; scales in equal steps stay.
-    """
+    """Return ``(result, info)`` for an object of pandas or xarray; `words` are arguments of `nlflow.denoise`."""
     kind = _kind(image)
     if kind == "Dataset":
         return _of_dataset(denoise, image, sigma, options, words)

@@ -1,4 +1,4 @@
-"""What axes are."""
+"""Axes of arrays and tensors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LEAST = 8  # samples along each axis of an array that is taken for a volume wit
 
 
 def marks_of(name: str, values: NDArray[Any]) -> tuple[NDArray[np.bool_], str]:
-    """Return where a mask is not 0, and what to tell of one of more than two values."""
+    """Return where a mask is not 0, and a note if it has more than two values."""
     if values.dtype.kind == "b":
         return values, ""
     if values.dtype.kind not in "iuf":
@@ -33,7 +33,7 @@ def marks_of(name: str, values: NDArray[Any]) -> tuple[NDArray[np.bool_], str]:
 
 @dataclass(frozen=True)
 class Axes:
-    """Of arrays and tensors: time and space, channels, and for tensors a batch of items."""
+    """The axes of time and space, of channels, and of a batch of tensors."""
 
     shape: tuple[int, ...]  # of the whole array
     letters: str  # T (time), Z, Y, X in the order of the axes of an item
@@ -46,7 +46,7 @@ class Axes:
         cls, shape: Sequence[int], channel_axis: Any = None, axes: Any = None, spacing: Any = None, *,
         batches: bool = False,
     ) -> Axes:  # fmt: skip
-        """Return the axes of a shape; `batches` allows a letter B."""
+        """Return the axes of a shape; `batches` allows B."""
         shape = tuple(shape)
         if batches and isinstance(axes, str) and axes.count("B") == 1 and len(axes) == len(shape):
             batch = axes.index("B")
@@ -83,7 +83,7 @@ class Axes:
 
     @property
     def dimension(self) -> int:
-        """How many have more than one sample."""
+        """Number of axes of time and space with more than one sample."""
         return sum(n > 1 for n in self.spatial)
 
     @property
@@ -96,7 +96,7 @@ class Axes:
         return tuple(value for axis, value in enumerate(values) if axis not in (self.channel, self.batch))
 
     def place(self, name: str, value: Any) -> NDArray[np.bool_]:
-        """Return a mask of the spatial shape; a sample counts where any channel does."""
+        """Return a mask of the spatial shape, True where it is not 0 in any channel."""
         shape_of(name, value)
         mask, told = marks_of(name, on_host(value))
         if told:
@@ -108,7 +108,7 @@ class Axes:
         raise InputError(f"{name}: got shape {mask.shape}, expected {self.spatial}, one boolean for each sample")
 
     def check_patch(self, patch_size: int | None) -> None:
-        """Refuse patches that hold no more of an image than smaller ones."""
+        """Raise `InputError` for patches that hold no more of an image than smaller ones."""
         most = 2 * max(self.spatial, default=1) - 1
         if patch_size is not None and patch_size > most:
             raise InputError(
@@ -125,7 +125,7 @@ class Axes:
             )
 
     def items(self, tensor: Any) -> Any:
-        """As (B, ..., C)."""
+        """Return a tensor as (B, ..., C)."""
         ends = [self.batch] if self.batch is not None else []
         rest = [axis for axis in range(tensor.ndim) if axis not in (self.batch, self.channel)]
         moved = tensor.permute(*ends, *rest, *([self.channel] if self.channel is not None else []))
@@ -140,7 +140,7 @@ class Axes:
         return whole.contiguous()
 
     def spread(self, name: str, given: Any) -> Any:
-        """Return a tensor of the spatial shape, of an item's or of the whole, as (B, ..., C)."""
+        """Return a tensor of the shape of space, of an item or of the whole as (B, ..., C)."""
         for absent in ((), (self.batch,), (self.channel,), (self.batch, self.channel)):
             axes = sorted(axis for axis in absent if axis is not None)
             rest = tuple(n for axis, n in enumerate(self.shape) if axis not in axes)

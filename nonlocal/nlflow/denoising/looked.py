@@ -1,4 +1,4 @@
-"""What the host is told of a tensor before a flow begins, in one copy: a device that is asked waits each time."""
+"""Figures of a tensor, brought to the host in one copy."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from nlflow.errors import check_array
 
 @dataclass(frozen=True)
 class Looked:
-    """What is known of items (B, ..., C) on the host.
+    """Figures of items (B, ..., C) on the host.
 
     Attributes
     ----------
@@ -28,7 +28,7 @@ class Looked:
     missing : bool
         Whether some samples are NaN.
     some : list of array
-        Samples of each item, evenly far apart; none where they were not asked for.
+        Samples of each item, evenly spaced; empty if not asked for.
     """
 
     means: Floats

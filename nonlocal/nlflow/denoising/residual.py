@@ -1,4 +1,4 @@
-"""What was removed, held against the noise that was found."""
+"""Comparison of what was removed with the noise that was found."""
 
 from __future__ import annotations
 
@@ -36,25 +36,24 @@ _OF_MANY: Final = 6.0  # standard errors that chance has in the largest of some 
 
 @dataclass(frozen=True)
 class Figures:
-    """What the residual shows, each figure less what chance can make of it.
+    """Figures of a residual, each less what chance explains.
 
     Attributes
     ----------
     level : float
-        Logarithm of how far the residual in flat parts is below the noise, of the intensity where it is farthest.
+        Logarithm of noise over residual in flat parts, at the intensity where it is largest.
     flat, steep : float
         Correlation of neighbours in flat and in steep parts, beyond that of the noise.
     skewness : float
-        Of the residual in steep parts, beyond that in flat ones, absolute.
+        Skewness in steep parts beyond that in flat ones, absolute.
     clumps : float
-        Correlation of neighbours in being missing, where the noise says which samples are.
+        Correlation of neighbours in being missing, if the noise says which samples are.
     pattern : float
-        Of an image, the largest correlation of samples that are farther apart than noise is alike.
+        Largest correlation of distant samples of an image.
     two : float
-        Of an image, by how much the kurtosis of the residual is below that of Gaussian noise: 1.2 for an even law, 2
-        for two values.
+        Kurtosis of Gaussian noise less that of the residual of an image: 1.2 for a uniform law, 2 for two values.
     share : float or None
-        The milder strength, as a share, by the highest frequencies in flat parts; None where no part is flat.
+        Share of the noise that the highest frequencies in flat parts show; None without flat parts.
     """
 
     level: float = 0.0
@@ -96,10 +95,7 @@ class Looked:
 
 
 def figures_of(f: Array, u: Array, frame: Frame) -> Figures | None:
-    """Return what the residual f - u of samples (..., C) shows.
-
-    None where there are too few samples, or the noise is in no units that are even.
-    """
+    """Return figures of the residual f - u of samples (..., C), or None where they cannot be formed."""
     lost = frame.missing
     taken = lost if lost is None or frame.absent is None else lost & ~frame.absent
     places = (
@@ -112,7 +108,7 @@ def figures_of(f: Array, u: Array, frame: Frame) -> Figures | None:
 
 
 def figures_in(places: Iterable[Looked], frame: Frame, low: Array, high: Array) -> Figures | None:
-    """As `figures_of`, in places of a whole whose samples lie between two ends (C,)."""
+    """Return figures of places of a whole whose samples lie between `low` and `high` (C,), or None."""
     shape = frame.shape
     axes = tuple(k for k, n in enumerate(shape) if n > 1)
     spatial = len(axes)
@@ -345,11 +341,10 @@ def seen_in(found: Figures | None, axes: int) -> tuple[str, ...]:
 
 
 def milder(frame: Frame, found: Figures) -> NoiseEstimate | None:
-    """Return a verdict with less noise than that of a frame whose residual is not as it says; None where it is.
+    """Return a verdict with less noise for a residual that is not the noise of the frame; None for one that is.
 
-    White noise as strong as the highest frequencies of the residual are in flat parts; half of what was taken out where
-    that is no less; nothing where that was tried before. Samples that were replaced stay so unless they lie in clumps.
-    Noise in units of its own, such as speckle, has no milder one.
+    Less is the white noise of the highest frequencies in flat parts, or half of what was taken out, and nothing at the
+    second try. Samples that were replaced stay so unless they lie in clumps. For noise such as speckle nothing is less.
     """
     axes = sum(n > 1 for n in frame.shape)
     seen = seen_in(found, axes)
@@ -393,10 +388,9 @@ REACH: Final = 2 * max(_RADII) + _APART + 1
 
 
 def with_peaks(f: Array, u: Array) -> Array:
-    """Return an estimate u (H, W, 1) with what isolated peaks have lost.
+    """Return an estimate u (H, W, 1) with what isolated peaks and dips have lost.
 
-    The residual about each peak (or dip) with calm surroundings is fitted by the peak's own shape and that shape made
-    smoother, by least squares, and given back.
+    The residual about each is fitted by its shape and a smoother one, by least squares, and given back.
     """
     if u.ndim != 3 or u.shape[-1] > 1 or min(u.shape[:2]) <= 2 * _RADII[0]:
         return u

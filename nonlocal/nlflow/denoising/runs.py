@@ -71,8 +71,8 @@ class Trail:
         the J-flow tends to, a root mean square in the units of the input (of stabilized counts for counts). For
         ``pixels`` its squares are weighted by the degrees, and there are also ``J`` and ``E``, over the sum of the
         degrees, in units of the squared noise. Empty where not one flow was solved: without noise, with `separate`, for
-        noise that varies or, but for ``pixels``, is correlated, for few counts and for recordings whose noise was found
-        out.
+        noise that varies or, but for ``pixels``, is correlated, and for few counts and recordings that were met on
+        several scales.
     reused : int
         How often weights of ``pixels`` were used again.
 
@@ -253,11 +253,7 @@ class _Follower(Tracker):
 
 
 def run(problem: Problem, watch: Watch) -> tuple[list[Array], Solution[Any]]:
-    """Return the signals after each step, or the last alone, and the solution.
-
-    Raises `NumericalError` when the flow does not come to its end, KeyboardInterrupt since half a result is none, and
-    whatever telling raises.
-    """
+    """Return the signals after each step, or the last alone, and the solution; a run that ends early raises."""
     path: list[Array] = []
     trackers = list(problem.rules)
     if watch.every:
@@ -302,9 +298,8 @@ def select(
 ) -> tuple[int, float | None, str]:
     """Return which estimate of a path to take, its estimated mean squared error, and why.
 
-    By 'discrepancy' that whose residual is nearest to the noise; by 'sure' that of least risk, for which `rerun` gives
-    the path of f (..., C) with its samples moved. `sigma` is the relative noise, `seen` says which samples have data,
-    and `units` (C,) are the noise of each channel in the unit of the risk.
+    `rerun` gives the path of f (..., C) with its samples moved. `sigma` is the relative noise, `seen` marks samples
+    with data, and `units` (C,) are the noise of each channel in the unit of the risk.
     """
     from nlflow.denoising.noise.risk import discrepancy, perturbation, sure
 

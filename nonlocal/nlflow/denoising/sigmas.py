@@ -1,4 +1,4 @@
-"""What a sigma says of channels and samples."""
+"""Forms of sigma."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LEAST_VARIANCE = 1e-4
 
 
 def numbers_of(sigma: Any, spatial: tuple[int, ...], channels: int, named: bool, batch: int | None = None) -> Any:
-    """Return the noise of each channel (C,), or of each item and channel (B, C), by a sigma; None for a map of it."""
+    """Return the noise of each channel (C,), or of each item and channel (B, C); None if `sigma` is a map."""
     shape = shape_of("sigma", sigma)
     whole = (channels,) if batch is None else (batch, channels)
     if shape == ():

@@ -1,7 +1,4 @@
-"""`denoise` on torch tensors, with derivatives: items that are alike lie side by side in one flow on their device.
-
-Noise is white here. Models of noise, and what is missing, are met on the host; the flow alone runs on the device.
-"""
+"""`denoise` on torch tensors, with derivatives for white noise."""
 
 from __future__ import annotations
 
@@ -52,7 +49,7 @@ def denoised_tensor(
     denoise: Denoise, image: Tensor, sigma: Any, options: Options, *, quality: str, noise: Any,
     channel_axis: int | None, axes: str | None, spacing: Any, mask: Any, keep: Any, return_info: bool, progress: Any,
 ) -> Any:  # fmt: skip
-    """Denoise a tensor; `denoise` is `nlflow.denoise`, for what is met on the host."""
+    """Denoise a tensor; `denoise` is `nlflow.denoise`, for models of noise and missing samples on the host."""
     if options.device != "cpu":
         raise InputError(f"device: got {options.device!r} for a tensor, which stays on {image.device}; leave it out")
     begun, image = time.perf_counter(), checked_image(image)
@@ -258,7 +255,7 @@ class Noisy:
 
     @classmethod
     def of(cls, items: Tensor, sigma: Any, model: Noise | str) -> Noisy | str:
-        """Return the noise of items (B, ..., C), or why it is met on the host."""
+        """Return the noise of items (B, ..., C), or in words why the host has to denoise them."""
         if not isinstance(model, str):
             white = model.white_sigma if sigma is None else None
             return f"noise={type(model).__name__}" if white is None else cls(white)
@@ -302,7 +299,7 @@ def checked_image(image: Tensor) -> Tensor:
 
 
 def beside(name: str, value: Any, image: Tensor) -> None:
-    """Refuse an argument that does not lie where the image does, or asks for a gradient."""
+    """Raise `InputError` for an argument on another device than the image, or one that requires a gradient."""
     if is_tensor(value) and value.device != image.device:
         raise InputError(f"{name}: it is on {value.device}, expected {image.device}, as the image; move one of them")
     if isinstance(value, np.ndarray) and value.ndim:
@@ -379,7 +376,7 @@ def frames_of(items: Tensor, noisy: Noisy, axes: Axes, quality: str, options: Op
 
 @dataclass(frozen=True)
 class Items:
-    """With their flows."""
+    """A tensor's items with their flows."""
 
     axes: Axes
     frames: list[Frame]
@@ -441,7 +438,7 @@ class Items:
 
 @dataclass(frozen=True)
 class Alike:
-    """Items with the same groupings, precision and channels: one flow, in which they lie side by side."""
+    """Items with the same groupings, precision and channels, which lie side by side in one flow."""
 
     which: list[int]  # their numbers among all items
     frames: list[Frame]
@@ -453,7 +450,6 @@ class Alike:
 
     @classmethod
     def of(cls, which: list[int], frames: list[Frame], items: Tensor) -> Alike:
-        """Put side by side."""
         own, device = [frames[number] for number in which], items.device
         count, channels = len(own), len(own[0].level)
         flat = (count, *(1 for _ in items.shape[1:-1]), channels)
@@ -470,7 +466,6 @@ class Alike:
 
     @property
     def groups(self) -> Groups:
-        """The flow of one; colours are those of each."""
         return _groups(self.frames[0])
 
     @property
@@ -490,10 +485,7 @@ class Alike:
             rows[number] = row if self.live is None else items[number].index_copy(-1, self.live, row)
 
     def flow(self, f: Tensor) -> tuple[Tensor, Tensor | None, tuple[Grouping, ...]]:
-        """Return the signal of a flow, its variance, and its groupings.
-
-        Several images lie in a volume as slices that know nothing of each other, several signals in an image as rows.
-        """
+        """Return the signal of a flow, its variance, and its groupings; images are slices, signals rows."""
         mixed = self._mixed(f, self.colours.mT).to(self.precision)
         variance = None
         if self.variance is not None:
@@ -516,7 +508,7 @@ class Alike:
         return torch.stack(parts).sum(dim=0).view(f.shape) if len(parts) > 1 else parts[0].view(f.shape)
 
     def paths(self, f: Tensor, watch: Watch, filter: TensorFilter | None = None) -> tuple[list[Tensor], int, int]:
-        """Return estimates (the last alone, or all), the tiles of the flow, and the bytes of one."""
+        """Return estimates (the last alone, or all), the number of tiles, and the bytes of one."""
         preset, (signal, variance, groupings) = self.groups.preset, self.flow(f)
         options = {} if variance is None else {"variance": variance}
         limit = free_bytes(f.device) if watch.limit is None else watch.limit
@@ -534,7 +526,7 @@ class Alike:
         return [self.back(u, f) for u in (path if watch.every else path[-1:])], tiles, memory
 
     def bytes_needed(self, f: Tensor, limit: float) -> tuple[int, float]:
-        """Return the working memory as a whole, and what it grows by with a sample."""
+        """Return the bytes that the flow needs, and those for each sample."""
         signal, _, groupings = self.flow(f)
         working = TensorFilter.within(signal, limit)[1]
         needed = _bytes(signal, groupings, self.groups.preset.steps, working)

@@ -105,8 +105,8 @@ def nonlocal_tv(
     """
     signal, restore = as_signal(image, channel_axis)
     if signal.ndim > 3:
-        raise InputError(f"image: got {signal.ndim - 1} axes of space (shape {np.shape(image)}), expected one or two, a "
-                         "signal or an image; denoise a volume slice by slice, or give channel_axis")  # fmt: skip
+        raise InputError(f"image: got {signal.ndim - 1} axes of space (shape {np.shape(image)}), expected one or two: "
+                         "a signal or an image; denoise a volume slice by slice, or give channel_axis")  # fmt: skip
     check_scale(image, preserve_range)
     sigma = estimate_sigma(image, channel_axis=channel_axis) if sigma is None else sigma
     sigma = check_number("sigma", sigma, minimum=0, hint="the noise in the units of the input")

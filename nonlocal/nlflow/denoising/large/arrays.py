@@ -59,11 +59,10 @@ def denoise_array(
     options: Options | None = None,
     **more: Any,
 ) -> Any:
-    """Denoise a Dask array, block by block, with the result of `nlflow.denoise` on the whole for noise that is given.
+    """Denoise a Dask array block by block; for given noise the result is that of `nlflow.denoise` on the whole.
 
-    What the whole image decides (its mean and range, how noisy it is, after how many steps the flow stops) is computed
-    before this returns, on the scheduler that is in force; the result itself is lazy. Noise that is found out counts as
-    white here.
+    What depends on the whole image (mean, range, noise, number of steps) is computed before this returns, on the
+    scheduler that is in force; the result is lazy.
 
     Parameters
     ----------
@@ -71,28 +70,27 @@ def denoise_array(
         (N,) signal, (H, W) image or (Z, H, W) volume; with channels (N, C), (H, W, C) or (Z, H, W, C). Integers and
         floats, with chunks of known sizes.
     sigma : float or array_like of shape (C,), optional
-        Standard deviation of the noise in the units of the input: one number, or one a channel. Estimated when not
-        given: from windows of the whole image, of a volume or clip from nine planes (the median).
+        Standard deviation of the noise in the units of the input: one number, or one a channel. Estimated by default:
+        from windows of the whole image, of a volume or clip from nine planes (the median).
     noise : str or Poisson
-        ``'white'``, ``'poisson'``, or a `Poisson`; other noise is refused. With ``'auto'`` the noise counts as white,
-        and a warning tells where the middle of the image shows another kind.
+        'white', 'poisson', or a `Poisson`; other noise is refused. With 'auto' the noise counts as white, and a warning
+        tells if the middle of the image shows another kind.
     quality, channel_axis, axes, spacing
-        As `nlflow.denoise`.
+        As in `nlflow.denoise`.
     return_info : bool
-        Return ``(result, info)`` with a `DenoiseInfo`, whose residual is NaN, as nothing has been denoised yet.
+        Return ``(result, info)`` with a `DenoiseInfo`, whose residual is NaN, since nothing has been denoised yet.
     options, **more
-        As `nlflow.denoise`; `max_memory` is that of one block, which is not cut further. No `separate`, `stopping` and
-        `device`.
+        As in `nlflow.denoise`, without `separate`, `stopping` and `device`. `max_memory` is that of one block.
 
     Returns
     -------
     dask.array.Array
-        Shape, units and dtype of the input. Integers are rounded and clipped.
+        Shape, units and dtype of the input; integers are rounded and clipped.
 
     Raises
     ------
     InputError
-        For what is no Dask array, chunks of unknown sizes, and as `nlflow.denoise`.
+        For what is no Dask array, booleans, chunks of unknown sizes, and as in `nlflow.denoise`.
     MemoryLimitError
         When the largest block with its halo does not fit `max_memory`.
     MissingPackageError
@@ -105,13 +103,10 @@ def denoise_array(
 
     Notes
     -----
-    For noise that is given the result has the bits of ``denoise(image.compute(), ..., preserve_range=True)``, rounded
-    for integers. There are two exceptions: images of 2 or more than 3 channels have them to rounding, as principal axes
-    are sums over the whole; images of fewer than 2 counts a sample on average are not summed in cells first. There is
-    no ``mask``, no ``keep`` and no map of sigma.
-
-    NaN and a value that stands for "no data" stay as they are. What lies beside them agrees with the result of
-    `nlflow.denoise` to a part of the noise, as holes are filled in block by block.
+    For given noise the result has the bits of ``denoise(image.compute(), ..., preserve_range=True)`` in the dtype of
+    the input, with three exceptions: with 2 or more than 3 channels it agrees up to rounding; images with fewer than 2
+    counts a sample on average are not summed in cells first; and beside NaN and values that stand for "no data", which
+    stay, it differs by a part of the noise. There is no ``mask``, no ``keep`` and no map of sigma.
 
     The image is read several times. In images the halo is at most 45 samples wide
     for ``pixels`` and one step, 60 for ``fast``, 314 for ``balanced`` and 707 for ``best``, for the strongest noise (26
@@ -141,10 +136,7 @@ def denoised(
     image: Any, sigma: Any, options: Options, *, quality: str = "balanced", noise: Any = "auto",
     channel_axis: int | None = None, axes: str | None = None, spacing: Any = None, nodata: Any = None,
 ) -> tuple[Any, DenoiseInfo, str]:  # fmt: skip
-    """Return what `denoise_array` does, and a digest of the samples and of all that the result depends on.
-
-    `nodata` is the value that stands for "no data", where a file says it.
-    """
+    """Return what `denoise_array` does, and a digest of all that the result depends on; `nodata` means "no data"."""
     need_dask()
     blocks, placed = _blocks(image, channel_axis, axes, spacing)
     options.refuse(("separate", "stopping", "device"), _BLOCKS)
@@ -298,10 +290,7 @@ def _said(halo: tuple[int, ...]) -> str:
 def examined(
     middle: Array, axes: Axes, found: Statistics, known: Known, levels: Array
 ) -> tuple[Array, NoiseEstimate | None]:
-    """Return the milder of noise levels (C,) and of what the middle of an image shows, and the verdict.
-
-    Raises `InputError` for phases and labels.
-    """
+    """Return noise levels (C,), at most those that the middle of an image shows, and the verdict on the middle."""
     from nlflow.denoising.noise.finding.verdict import examine
 
     live = found.high > found.low
@@ -317,7 +306,7 @@ def examined(
 
 @dataclass(frozen=True)
 class Wanted:
-    """What parts have to know of the whole, but for the strength of its noise."""
+    """What parts need to know of the whole, without the strength of its noise."""
 
     axes: Axes
     dtype: np.dtype[Any]
@@ -340,7 +329,7 @@ class Wanted:
     def checked(
         self, levels: Array | None, verdict: NoiseEstimate | None, figures: Callable[[Frame], Figures | None]
     ) -> tuple[Frame, list[str]]:
-        """Return a frame whose residual is the noise, and what to warn of; what was given is not held against it."""
+        """Return a frame whose residual is the noise, if that was found out, and warnings."""
         frame, texts = self.frame(levels, verdict), list[str]()
         judged = verdict is not None and self.options.strength == 1
         if verdict is not None and not verdict.is_white:
@@ -380,7 +369,7 @@ def _figures(blocks: Blocks, found: Statistics, frame: Frame) -> Figures | None:
 def widened(
     place: tuple[slice, ...], around: Sequence[int | None]
 ) -> tuple[list[slice], tuple[int, ...], tuple[slice, ...]]:
-    """Return a place with its surroundings, their corner, and the place in that."""
+    """Return a place with its surroundings, their corner, and where the place lies in them."""
     wide = [
         slice(None) if by is None else slice(max(s.start - by, 0), s.stop + by)
         for s, by in zip(place, around, strict=True)
@@ -399,7 +388,7 @@ def looked_at(
 
 
 def settled(blocks: Blocks, frame: Frame, present: int) -> tuple[Frame, str]:
-    """Fix the steps of the flow of pixels, by the residual of the whole."""
+    """Return the frame with a fixed number of steps of ``pixels``, and why."""
     flow = frame.flow
     assert isinstance(flow, Pixels)
     if flow.steps is not None:
@@ -443,10 +432,10 @@ def denoise_part(
     block: Array, corner: tuple[int, ...], inner: tuple[slice, ...], frame: Frame, memory_limit: float | None = None,
     alone: bool = False,
 ) -> Array:  # fmt: skip
-    """Return the estimate for a part of an image, in the units of the input, with the bits of the whole.
+    """Return the estimate for the `inner` part of a block in the units of the input, with the bits of the whole.
 
-    The block has `Frame.halo` more samples around it where the image goes on (of a clip whole frames), begins at a
-    corner of the image, and gives what is `inner` in it, both without channels. It takes all threads if it is `alone`.
+    The block has `Frame.halo` more samples around it where the image goes on (in clips whole frames), and begins at a
+    `corner` of the image, which like `inner` has no channels. It takes all threads if it is `alone`.
     """
     part = frame.part(block)
     result = part.samples

@@ -1,4 +1,4 @@
-"""Clips read twice: once for what the whole decides, once to be denoised."""
+"""Clips that are read twice: to survey the whole, and to denoise it."""
 
 from __future__ import annotations
 
@@ -59,14 +59,14 @@ def surveyed(
     options: Options | None = None,
     **more: Any,
 ) -> Frame:
-    """Read a clip once, and find what its parts have to know of the whole.
+    """Read a clip once, and return what its parts need to know of the whole.
 
     Parameters
     ----------
     frames : iterable of array
         Of shape (H, W) or (H, W, C), all alike.
     sigma, quality, noise, options, **more
-        As `nlflow.denoising.large.denoise_array`; sigma is estimated from the first `FIRST` frames, the median.
+        As `nlflow.denoising.large.denoise_array`; by default sigma is the median over the first 16 frames.
     """
     chosen = Options.of(options, more)
     chosen.refuse(("separate", "stopping"), _FILM)
@@ -119,7 +119,7 @@ def _figures(begin: Array, whole: Statistics, frame: Frame) -> Figures | None:
 
 
 def window(frame: Frame, max_memory: float | None = None) -> tuple[int, int]:
-    """Return how many frames are denoised at a time, and the bytes that takes, or raise `MemoryLimitError`."""
+    """Return how many frames are denoised at a time, and the bytes that this takes, or raise `MemoryLimitError`."""
     count, height, width = frame.shape
     allowed = memory_limit() if max_memory is None else max_memory
     margin = frame.halo[0]
@@ -145,7 +145,7 @@ def window(frame: Frame, max_memory: float | None = None) -> tuple[int, int]:
 def denoise_frames(
     frames: Iterable[Timed], frame: Frame, max_memory: float | None = None, tell: Callable[[int], Any] = lambda n: None
 ) -> Iterator[tuple[Timed, Array]]:
-    """Denoise the frames of a clip in its second reading, with the bits of the whole clip for noise that is given.
+    """Denoise the frames of a clip in its second reading; for given noise the result is that of the whole clip.
 
     Parameters
     ----------
@@ -153,7 +153,7 @@ def denoise_frames(
     frame : Frame
         Of the first reading of the same clip.
     max_memory : float, optional
-        Bytes, for a window with the frames that it looks at; half of the physical memory by default.
+        Bytes, for a window of frames; half of the physical memory by default.
     tell : callable
         Gets the number of frames that are done.
 

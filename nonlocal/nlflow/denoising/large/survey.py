@@ -1,4 +1,4 @@
-"""A first pass over blocks of a whole."""
+"""The first pass over blocks of an image."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _PLANES = 9  # of a volume, from which its noise is estimated
 def place(
     chunks: Sequence[tuple[int, ...]], halos: tuple[int, ...], index: tuple[int, ...]
 ) -> tuple[tuple[int, ...], tuple[slice, ...]]:
-    """Return where the halo of a block begins in the image, and where the block lies in it."""
+    """Return where the halo of a block begins in the image, and where the block lies in its halo."""
     corner, inner = [], []
     for sizes, halo, k in zip(chunks, halos, index, strict=True):
         start = sum(sizes[:k])
@@ -61,7 +61,6 @@ class Blocks:
     channel_axis: int | None
 
     def without_channels(self, values: Sequence[Any]) -> tuple[Any, ...]:
-        """Drop the channels' entry."""
         return tuple(value for axis, value in enumerate(values) if axis != self.channel_axis)
 
     @property
@@ -131,7 +130,7 @@ def _joined(sizes: tuple[int, ...], least: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Statistics:
-    """Of the samples of an image or a part of it, counts stabilized."""
+    """Statistics of the samples of an image or a part; of counts, after their variance was stabilized."""
 
     count: int  # samples of a channel
     low: Array  # (C,)
@@ -163,7 +162,7 @@ class Statistics:
 
 
 def surveyed(blocks: Blocks, model: Noise | None, nodata: Any = None) -> tuple[Statistics, Known, str]:
-    """Return the statistics of what is present in an image, what says nothing, and a warning where that is a guess."""
+    """Return the statistics of the samples that are present, what is missing, and a warning if that is a guess."""
     import dask
 
     known, guessed, told = Known(nodata), "", list[str]()
@@ -182,7 +181,7 @@ def surveyed(blocks: Blocks, model: Noise | None, nodata: Any = None) -> tuple[S
             known, present = replace(known, nodata=value), found.count
             found = statistics(blocks, model, known)
             told.append(told_of((present - found.count, found.size), why))
-            guessed = guess(told[-1])
+            guessed = guess(told[-1], "denoise parts that fit the memory by nlflow.denoise, which has a mask")
             break
     return found, replace(known, told=tuple(told)), guessed
 
@@ -260,15 +259,12 @@ def middle_of(shape: Sequence[int], side: int) -> list[slice]:
 
 
 def estimated(blocks: Blocks, found: Statistics, known: Known) -> Array:
-    """Return the noise of each channel (C,) as `nlflow.denoise` estimates it, from windows of the whole.
-
-    Of a volume or a clip some planes are looked at, evenly far apart; the median counts. A constant channel has none.
-    """
+    """Return the noise of each channel (C,), from windows; of a volume or a clip the median over nine planes."""
     return for_all(_levels(blocks, found, known), found)
 
 
 def for_all(levels: Array, found: Statistics) -> Array:
-    """Return one number for all channels that vary where their levels are near each other."""
+    """Return levels (C,): one number for all channels if they are alike, 0 for constant ones."""
     live = found.high > found.low
     result = np.zeros(len(live))
     if live.any():
@@ -313,7 +309,7 @@ def _of_planes(blocks: Blocks, known: Known) -> Array:
 
 
 def typical(sigmas: Sequence[Array]) -> Array:
-    """Return the median of each channel's estimates, but for zeros; 0 if there are no others."""
+    """Return the median of each channel's estimates above 0, or 0."""
     found = [of_channel[of_channel > 0] for of_channel in np.array(sigmas).T]
     return np.array([float(np.median(one)) if one.size else 0.0 for one in found])
 
