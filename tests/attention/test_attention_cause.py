@@ -272,6 +272,30 @@ def test_measures_of_a_point_are_the_metrics(shape: tuple[int, int, int]) -> Non
         np.testing.assert_allclose(point.values[name], metric(x, mask=tokens), rtol=1e-13)
 
 
+@pytest.mark.parametrize(
+    "place",
+    ["attention.self", "attention.output.dense", "attention.output.LayerNorm", "output.dense", "output.LayerNorm"],
+)
+def test_states_may_be_nan_at_padding(place: str) -> None:
+    """As where a row of masked attention is all -inf; parts and their nulls are those without it."""
+    model, _ = family("Bert")
+    tokens = torch.randint(3, 60, (3, 9))
+    mask = torch.ones_like(tokens)
+    mask[1, :3], mask[2, 5:] = 0, 0
+    given = {"input_ids": tokens, "attention_mask": mask}
+
+    def spoil(module: Any, args: Any, output: Any) -> Any:
+        made = output[0] if isinstance(output, tuple) else output
+        made = made.masked_fill(mask[..., None] == 0, torch.nan)
+        return (made, *output[1:]) if isinstance(output, tuple) else made
+
+    expected = explain(model, given).rows("cosine")
+    model.encoder.layer[1].get_submodule(place).register_forward_hook(spoil)
+    for found, row in zip(explain(model, given).rows("cosine"), expected, strict=True):
+        known = {name: value for name, value in row.items() if not isinstance(value, str)}
+        assert {name: found[name] for name in known} == pytest.approx(known, rel=1e-9, abs=1e-12, nan_ok=True)
+
+
 def test_inputs_may_come_in_any_batches() -> None:
     """Numbers of each input, and of all, do not mind how inputs are gathered; nulls are of two, then one in four."""
     model, _ = family("bert")

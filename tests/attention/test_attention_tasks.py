@@ -17,7 +17,8 @@ from tests.transformer_models import BODY, TEXT, build, inputs, output, torch, t
 
 from nlflow.attention import Classification, TokenAccuracy, WordErrors, attach, detach, masked_tokens, report  # isort: skip
 from nlflow.attention.sweeping.intervals import paired_differences  # isort: skip
-from nlflow.attention.sweeping.tasks import pooled, word_errors  # isort: skip
+from nlflow.attention.probing.groups import pooled  # isort: skip
+from nlflow.attention.sweeping.tasks import word_errors  # isort: skip
 
 
 class Features(torch.nn.Module):

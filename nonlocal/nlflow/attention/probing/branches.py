@@ -334,9 +334,7 @@ class _Sums:
             return True
         if name in _SAME or name in _RESHAPES:
             return True
-        return (made.shape, made.dtype) == (one.shape, one.dtype) and torch.equal(
-            made, kept[1] if made is one and kept else one
-        )
+        return made.dtype == one.dtype and equal(made, kept[1] if made is one and kept else one)
 
     def _added(self, args: Any, kwargs: Any, made: Tensor) -> bool:
         """Learn what an addition returned; False where it is no sum of two tensors."""
@@ -534,6 +532,13 @@ class _Sums:
         if (_BENT, block) in marks:
             return "what its attention gives passes an activation before it is added"
         return ""
+
+
+def equal(one: Tensor, other: Tensor) -> bool:
+    """Return whether numbers are the same, NaN, which states may be at padding, among them."""
+    if one.shape != other.shape:
+        return False
+    return torch.equal(one, other) or bool((one.isnan() & other.isnan() | (one == other)).all())
 
 
 def _gives(marks: Marks, block: int) -> bool:

@@ -113,3 +113,15 @@ def chosen(choice: Choice, inputs: Any, stack: str, groups: Mapping[str, Tensor]
             f"least 2, since similarity is between tokens; {advice}"
         )
     return found
+
+
+def pooled(states: Tensor, mask: Tensor | None, pooling: str) -> Tensor:
+    """Return one vector for each sequence of states (B, N, D); `mask` (B, N) is 1 for tokens that count."""
+    counted = torch.ones(states.shape[:2], device=states.device) if mask is None else (mask != 0).float()
+    rows = torch.arange(len(states), device=states.device)
+    if pooling == "first":
+        return states[rows, counted.argmax(dim=1)]
+    if pooling == "last":  # argmax gives the first of equal ones
+        return states[rows, counted.shape[1] - 1 - counted.flip(1).argmax(dim=1)]
+    kept = states.masked_fill(counted[..., None] == 0, 0.0)  # padding may be NaN, which 0 times it would be too
+    return kept.sum(dim=1) / counted.sum(dim=1, keepdim=True)

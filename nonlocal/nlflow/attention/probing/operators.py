@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from nlflow.attention.injection.blocks import TORCH
 from nlflow.attention.injection.weights import UnknownError, columns_of, weight_in_torch, weight_of
-from nlflow.attention.probing.branches import Seen, own, state_of
+from nlflow.attention.probing.branches import Seen, equal, own, state_of
 from nlflow.attention.terms.neutreno import wide
 
 _ROWS = 16  # tokens by which norms are compared
@@ -177,24 +177,21 @@ def _values(one: Seen, taken: Any, seen: Projected) -> Tensor:
 
 def _norm_before(one: Seen, entered: Tensor, state: Tensor) -> Norm | None:
     """Return the norm between the state and attention; None where attention gets the state as it is."""
-    if torch.equal(entered, state):
+    if equal(entered, state):
         return None
     for module, given, made in one.norms:
-        if _same(made, entered) and _close(given, state):
+        if (made is entered or equal(made, entered)) and _close(given, state):
             return norm_of(module, given, made)
     raise UnknownError("what attention gets is neither the state nor its norm")
 
 
-def _same(one: Tensor, other: Tensor) -> bool:
-    return one is other or (one.shape == other.shape and torch.equal(one, other))
-
-
 def _close(one: Tensor, other: Tensor) -> bool:
+    """Return whether numbers agree, without NaN, which states may be at padding alone."""
     if one.shape != other.shape:
         return False
     unit = max(torch.finfo(each.dtype).eps for each in (one, other))
-    off = float((wide(one) - wide(other)).abs().max())
-    return off <= max(_OFF, _ROUNDINGS * unit) * float(other.abs().max())
+    off = float((wide(one) - wide(other)).nan_to_num(0.0).abs().max())
+    return off <= max(_OFF, _ROUNDINGS * unit) * float(other.nan_to_num(0.0).abs().max())
 
 
 def norm_of(module: nn.Module, given: Tensor, made: Tensor) -> Norm:
@@ -204,7 +201,9 @@ def norm_of(module: nn.Module, given: Tensor, made: Tensor) -> Norm:
     ones = torch.ones_like(given[0, 0])
     gains = [weight.detach(), 1 + weight.detach()] if isinstance(weight, Tensor) else [ones]
     shift = bias.detach() if isinstance(bias, Tensor) else torch.zeros_like(ones)
-    few = given.flatten(0, -2)[:_ROWS], made.flatten(0, -2)[:_ROWS]
+    rows = given.flatten(0, -2), made.flatten(0, -2)
+    known = ~(rows[0] + rows[1]).isnan().any(-1)
+    few = rows[0][known][:_ROWS], rows[1][known][:_ROWS]
     for gain in gains:
         for centred in (isinstance(module, nn.LayerNorm), not isinstance(module, nn.LayerNorm)):
             found = Norm(gain, shift, centred, epsilon)
@@ -227,9 +226,11 @@ def _tail(one: Seen, given: Tensor, added: Tensor) -> tuple[Tensor, Callable[[Te
         raise UnknownError("what W_O gives has another shape than what is added to the state")
     flat = given.reshape(added.shape)
     ones = torch.ones_like(added[0, 0])
-    if torch.equal(flat, added):
+    if equal(flat, added):
         return ones, _itself
     rows, sums = flat.flatten(0, -2), added.flatten(0, -2)
+    known = ~(rows + sums).isnan().any(-1)
+    rows, sums = rows[known], sums[known]
     place = rows.abs().argmax(0, keepdim=True)
     scale = sums.gather(0, place)[0] / rows.gather(0, place)[0]
     if _close(rows * scale, sums):
@@ -237,7 +238,7 @@ def _tail(one: Seen, given: Tensor, added: Tensor) -> tuple[Tensor, Callable[[Te
     for module, entered, made in one.norms:
         if (
             entered.numel() == flat.numel()
-            and torch.equal(entered.reshape(flat.shape), flat)
+            and equal(entered.reshape(flat.shape), flat)
             and _close(made.reshape(added.shape), added)
         ):
             norm = norm_of(module, entered, made)

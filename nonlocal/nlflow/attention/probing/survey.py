@@ -16,6 +16,7 @@ from torch import Tensor
 from nlflow._array import Brief, underflowing
 from nlflow.attention.injection.blocks import Adapter
 from nlflow.attention.probing.columns import COLUMNS
+from nlflow.attention.probing.groups import pooled
 from nlflow.attention.probing.metrics import mean_cosine
 from nlflow.attention.probing.probe import check_sequences, probe
 from nlflow.attention.probing.recording import Take
@@ -348,8 +349,8 @@ def _states(trace: LayerTrace) -> list[SurveyedState]:
         values, heads = (
             {one.name: layer.quantities[one.quantity] for one in columns} for columns in (_OF_INPUTS, _OF_HEADS)
         )
-        pooled = _pooled(layer.after, layer.tokens)
-        result.append(SurveyedState(layer.name, result[-1].index + 1, values, heads, pooled))
+        mean = _pooled(layer.after, layer.tokens)
+        result.append(SurveyedState(layer.name, result[-1].index + 1, values, heads, mean))
     return result
 
 
@@ -357,9 +358,7 @@ def _pooled(state: Tensor | None, tokens: Tensor) -> Floats | None:
     """Return the mean token (B, D) of each input, without padding."""
     if state is None or tuple(state.shape[:2]) != tuple(tokens.shape):
         return None
-    counted = tokens[..., None]
-    mean = state.double().masked_fill(~counted, 0.0).sum(1) / counted.sum(1)
-    return np.asarray(mean.cpu().numpy(), dtype=np.float64)
+    return np.asarray(pooled(state.double(), tokens, "mean").cpu().numpy(), dtype=np.float64)
 
 
 def _joined(several: Sequence[SurveyedState]) -> SurveyedState:
@@ -367,8 +366,8 @@ def _joined(several: Sequence[SurveyedState]) -> SurveyedState:
     values = {name: np.concatenate([one.values[name] for one in several]) for name in first.values}
     heads = {name: np.concatenate([one.heads[name] for one in several]) for name in first.heads}
     shown = [one.pooled for one in several if one.pooled is not None]
-    pooled = np.concatenate(shown) if len(shown) == len(several) else None
-    return SurveyedState(first.layer, first.index, values, heads, pooled)
+    means = np.concatenate(shown) if len(shown) == len(several) else None
+    return SurveyedState(first.layer, first.index, values, heads, means)
 
 
 def _over_heads(values: Floats) -> Floats:

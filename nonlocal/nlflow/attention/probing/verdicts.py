@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -261,6 +262,10 @@ def random_products(features: int, width: int, draws: int, rng: np.random.Genera
 
 
 def random_stochastic(count: int, rng: np.random.Generator, visible: NDArray[np.bool_] | None = None) -> Floats:
-    drawn = rng.standard_exponential((count, count))
-    drawn = drawn if visible is None else np.where(visible, drawn, 0.0)
-    return np.asarray(drawn / drawn.sum(axis=1, keepdims=True))
+    return np.asarray(stochastic(rng.standard_exponential((count, count)), visible))
+
+
+def stochastic(drawn: Any, visible: Any = None) -> Any:
+    """Return exponential variables (..., N, N), 0 where they are not visible, over the sums of their rows."""
+    drawn = drawn if visible is None else drawn * visible
+    return drawn / drawn.sum(axis=-1, keepdims=True)

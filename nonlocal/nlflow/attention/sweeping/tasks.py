@@ -16,6 +16,7 @@ from torch import Tensor
 from nlflow.attention.injection.blocks import network_of
 from nlflow.attention.injection.everyday import inputs_of, padded
 from nlflow.attention.injection.inputs import positions
+from nlflow.attention.probing.groups import pooled
 from nlflow.attention.probing.probe import call_of
 from nlflow.errors import InputError, check_array, check_choice, check_generator, check_integer, check_number
 
@@ -53,18 +54,6 @@ def _unit(x: Floats) -> Floats:
     length = np.sqrt(np.square(x).sum(axis=1, keepdims=True))
     unit: Floats = np.divide(x, length, out=np.zeros_like(x), where=length > 0)
     return unit
-
-
-def pooled(states: Tensor, mask: Tensor | None, pooling: str) -> Tensor:
-    """Return one vector for each sequence of states (B, N, D); `mask` (B, N) is 1 for tokens that count."""
-    counted = torch.ones(states.shape[:2], device=states.device) if mask is None else (mask != 0).float()
-    rows = torch.arange(len(states), device=states.device)
-    if pooling == "first":
-        return states[rows, counted.argmax(dim=1)]
-    if pooling == "last":  # argmax gives the first of equal ones
-        return states[rows, counted.shape[1] - 1 - counted.flip(1).argmax(dim=1)]
-    kept = states.masked_fill(counted[..., None] == 0, 0.0)  # padding may be NaN, which 0 times it would be too
-    return kept.sum(dim=1) / counted.sum(dim=1, keepdim=True)
 
 
 class Retrieval:
