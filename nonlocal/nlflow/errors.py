@@ -174,7 +174,6 @@ def warn_caller(message: str | Warning, kind: type[Warning] = NlflowWarning) -> 
 
 
 def shortened(value: object, most: int = 160) -> str:
-    """Return a value or an error as one line of at most `most` characters."""
     text = visible(" ".join(str(value).split())) or type(value).__name__
     return text if len(text) <= most else text[: most - 3] + "..."
 
@@ -316,7 +315,6 @@ def check_integer(name: str, value: Any, *, minimum: int | None = None, odd: boo
 
 
 def check_range(name: str, given: Any, *, hint: str = "") -> tuple[float, float]:
-    """Return a pair of increasing numbers."""
     try:
         low, high = given
     except (TypeError, ValueError) as error:
@@ -417,7 +415,6 @@ def check_array(
 
 
 def check_tensor(name: str, tensor: Any) -> None:
-    """Refuse tensors that have no numbers."""
     check_dense(name, tensor)
     if tensor.is_quantized:
         raise InputError(f"{name}: got a quantized tensor of {tensor.dtype}, expected floats; use .dequantize()")
@@ -433,7 +430,6 @@ def check_tensor(name: str, tensor: Any) -> None:
 
 
 def check_filled(name: str, tensor: Any) -> None:
-    """Refuse a tensor on the device meta, which has no values."""
     if tensor.is_meta:
         raise InputError(
             f"{name}: it is on meta, where tensors have shapes and no values, expected a tensor on cpu or cuda; "

@@ -23,12 +23,10 @@ def address() -> int:
 
 
 def in_child(answer: Callable[[], None]) -> None:
-    """Call `answer` in each forked process."""
     _answers.append(answer)
 
 
 def renewed(lock: Any) -> Any:
-    """Return a lock that is free in each forked process."""
     in_child(lock._at_fork_reinit)
     return lock
 

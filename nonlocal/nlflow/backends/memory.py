@@ -60,7 +60,6 @@ class Need:
 
 
 def ran_out(error: Exception) -> bool:
-    """Return whether an error of torch means "out of memory"."""
     return any(words in str(error).lower() for words in _RAN_OUT)
 
 

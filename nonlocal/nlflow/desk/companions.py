@@ -98,7 +98,6 @@ def measures(media: Media) -> tuple[str, ...]:
 
 
 def nearness(media: Media, clean: Array, noisy: Array, result: Array) -> dict[str, float | None]:
-    """Return measures of input and result beside the reference; for a table their means over columns."""
     from nlflow.denoising.quality import psnr, snr, ssim
 
     kinds: dict[str, Callable[..., float | None]] = {

@@ -125,7 +125,6 @@ def found_format(path: Path) -> tuple[str, list[str]]:
 
 
 def load(path: str | os.PathLike[str], *, first_column: FirstColumn | None = None, array: str | None = None) -> Media:
-    """Read a file, without a decision on the axes of an array or a stack; see `read`."""
     path = Path(path)
     form, notes = found_format(path)
     expected = f"a readable {form.upper()} file"
@@ -355,7 +354,6 @@ def read_kind(path: Path) -> Kind:
 
 
 def check_target(path: str | os.PathLike[str]) -> None:
-    """Raise `FileFormatError` for a file that cannot be created or replaced."""
     path = Path(path)
     expected = "a file that can be written"
     if path.is_dir():
@@ -384,7 +382,6 @@ def check_distinct(sources: Mapping[str, Path | None], targets: Mapping[str, Pat
 
 
 def identity(path: Path) -> list[object]:
-    """Return what tells a file from others: its path, and its number on the disk if it exists."""
     try:
         found = path.stat()
     except OSError:

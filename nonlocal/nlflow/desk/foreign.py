@@ -22,7 +22,6 @@ def leads_out(path: Path, folder: Path) -> bool:
 
 
 def check_links(folder: Path, entries: Iterable[Path], expected: str) -> None:
-    """Raise `FileFormatError` if a link in a folder leads out of it."""
     for entry in entries:
         if leads_out(entry, folder):
             got = f"the link {os.path.relpath(entry, folder)!r} in it, which leads to {os.path.realpath(entry)}"

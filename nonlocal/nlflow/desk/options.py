@@ -194,7 +194,6 @@ class Given:
 
 
 def given(option: str, texts: Iterable[str] | None, known: Mapping[str, Setting], former: Mapping[str, str]) -> Given:
-    """Return the settings of texts such as ``steps=3``; of several with one name the last counts."""
     found = Given(option, {}, former)
     for text in texts or ():
         name, equals, value = text.partition("=")
@@ -302,7 +301,6 @@ def options_of(quality: str, strength: float | None, settings: Given) -> Any:
 
 
 def check_device(device: str, hint: str = "--device") -> None:
-    """Raise an error with exit code 2 if a device is missing."""
     from nlflow.backends.devices import choose_device
     from nlflow.errors import InputError
 
@@ -408,7 +406,6 @@ _RULES: dict[str, tuple[Rule, ...]] = {
 
 
 def refuse_idle(command: str, context: Any) -> None:
-    """Raise `typer.BadParameter` for an option without effect."""
     names = {param.name: param.opts[0] for param in context.command.params}
     for rule in _RULES.get(command, ()):
         for name in rule.options.split():

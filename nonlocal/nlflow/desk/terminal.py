@@ -40,7 +40,6 @@ _IN_SHELL = (
 
 
 def in_shell(message: str) -> str:
-    """Return a message of the library with its advice in the spelling of the shell."""
     for advice, command in _IN_SHELL:
         message = re.sub(advice, command, message)
     return message
@@ -65,7 +64,6 @@ def say(level: str, text: str) -> None:
 
 
 def ensure_streams() -> None:
-    """Open stdin, stdout and stderr on the null device for a process without them, such as a daemon."""
     for number in range(3):
         try:
             os.fstat(number)
@@ -76,7 +74,6 @@ def ensure_streams() -> None:
 
 
 def nobody_reads(error: Exception) -> bool:
-    """Return whether an error means that the reader of stdout has closed it."""
     if isinstance(error, BrokenPipeError):
         return True
     return os.name == "nt" and isinstance(error, OSError) and error.errno == errno.EINVAL and error.filename is None
@@ -175,7 +172,6 @@ def tell_of_compiling(quiet: bool) -> None:
 
 @contextmanager
 def warnings_kept() -> Iterator[list[str]]:
-    """Collect the warnings for users, each text once, until the context ends."""
     texts: list[str] = []
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)

@@ -116,7 +116,6 @@ def legend_below(axis: Axes, *entries: Any, down: float = 0.14, **options: Any) 
 
 
 def points(size: float) -> float:
-    """Return the size of letters that corresponds to this one where usual letters have 10 points."""
     import matplotlib as mpl
 
     return size * float(mpl.rcParams["font.size"]) / 10
@@ -152,7 +151,6 @@ def check_groups(name: str, groups: Mapping[str, Sequence[Any]], expected: str) 
 
 
 def check_numbers(name: str, value: Any) -> Array:
-    """Return an array of real numbers or NaN."""
     array = value if isinstance(value, np.ndarray) else np.asarray(value)
     if array.dtype.kind not in "biuf" or not array.ndim:
         raise InputError(f"{name}: got {type(value).__name__}, expected an array of real numbers")
@@ -187,7 +185,6 @@ def show_decades(axis: Axes, low: float, high: float, room: float) -> None:
 
 
 def draw_line(axis: Axes, values: Array, part: slice, **style: Any) -> None:
-    """Draw `values[part]`, of a long line the envelope."""
     x, y = np.arange(part.start, part.stop), values[part]
     step = len(y) // BINS
     if step > 2:

@@ -109,13 +109,11 @@ def over_channels(name: str, marked: Array | None, given: Array, channel_axis: i
 
 
 def channels_last(array: Array, channel_axis: int | None) -> Array:
-    """Return an array (..., C) in float64."""
     moved = array[..., np.newaxis] if channel_axis is None else np.moveaxis(array, channel_axis, -1)
     return moved.astype(np.float64)
 
 
 def range_of(noisy: Array, result: Array) -> tuple[float, float]:
-    """Return the range of the noisy samples, or of the result if none of them is finite."""
     seen = noisy[np.isfinite(noisy)]
     seen = seen if seen.size else result
     return float(seen.min()), float(seen.max())

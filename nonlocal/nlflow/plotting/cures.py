@@ -56,7 +56,7 @@ def cures_figure(rows: Rows, *, metric: str, title: str | None = None) -> Figure
 
 
 def parts_figure(rows: Rows, parts: Sequence[str], *, measure: str, title: str | None = None) -> Figure:
-    """Draw how much each part of each block changes a measure of similarity, as bars that add up to the change.
+    """Draw how each part of each block changes a measure of similarity, as bars that add up to the change.
 
     Each row has ``index``, ``change``, the parts by their names, and ``change_se`` if it is known.
     """

@@ -53,7 +53,6 @@ class NoiseCurves:
 
 
 def model_curves(model: Noise, samples: Array, *, channel_axis: int | None = None) -> NoiseCurves:
-    """Return the curves of a model for a picture; with colours those of its luminance."""
     values = samples[..., None] if channel_axis is None else np.moveaxis(samples, channel_axis, -1)
     channels, dimension = values.shape[-1], values.ndim - 1
     seen = values.mean(axis=-1, dtype=np.float64)

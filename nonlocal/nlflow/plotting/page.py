@@ -72,7 +72,6 @@ def download(name: str, content: str, words: str) -> str:
 
 
 def table(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str]) -> str:
-    """Return a table; `columns` maps keys to headings."""
     head = "".join(f"<th>{text(heading)}</th>" for heading in columns.values())
     lines = []
     for row in rows:

@@ -41,7 +41,6 @@ _PIECES = re.compile(r"\([^()\s]+ [^()\s]+\)|(?:(?<!\\)\$.*?(?<!\\)\$|\\\$|[^\s$
 
 
 def drawn(draw: Callable[[], Figure], *, width: float, style: str | os.PathLike[str] | None = None) -> Figure:
-    """Return a figure of `width` inches by `draw`, in a style sheet of matplotlib."""
     with _styled(style) as colours, base.on_paper(base.Paper(_checked_width(width), colours)):
         figure = draw()
         settle(figure)

@@ -72,7 +72,6 @@ class Checkpoints:
         raise FileFormatError("; ".join(reasons))
 
     def check_replaceable(self, name: str, fits: Fits) -> None:
-        """Raise `InputError` with the name of an argument if a file would be lost that is no checkpoint of this run."""
         newest, before = self.places
         for place, other in ((newest, before), (before, newest)):
             reason = self._lost(place, other, fits)

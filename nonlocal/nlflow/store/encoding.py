@@ -52,7 +52,6 @@ def _untagged(entry: dict[str, Any]) -> Any:
 
 
 def tagged(value: Any) -> Any:
-    """Return `value` in JSON's types; NaN and infinities, which JSON lacks, as {"float": "nan"}."""
     if isinstance(value, Mapping):
         return {str(key): tagged(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple):
@@ -87,7 +86,6 @@ def _fits(value: Any, kinds: tuple[Any, ...]) -> bool:
 
 
 def plain(value: Any) -> Any:
-    """Return `value` in JSON's types; infinities and NaN, which JSON lacks, become null."""
     if isinstance(value, Mapping):
         return {str(key): plain(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple):

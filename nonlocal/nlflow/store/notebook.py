@@ -33,7 +33,6 @@ def card(title: str, rows: Iterable[tuple[str, Any]], *pictures: str) -> str:
 
 
 def picture(caption: str, values: Any, x: Any = None) -> str:
-    """Return numbers as HTML: a curve of one axis, grey levels of two axes, and nothing of other shapes."""
     array = np.asarray(values)
     if array.ndim not in (1, 2) or array.size == 0 or array.dtype.kind not in "biuf":
         return ""

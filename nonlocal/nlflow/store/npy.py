@@ -53,7 +53,6 @@ def read_array(stream: BinaryIO, length: int, *, what: str = "the array") -> NDA
 
 
 def read_header(stream: BinaryIO) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    """Return shape, whether the order is that of columns, and dtype of a .npy array; `ValueError` if it is damaged."""
     try:
         with warnings.catch_warnings():  # an odd header is read or refused; nobody can mend it
             warnings.simplefilter("ignore")

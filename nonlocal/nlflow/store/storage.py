@@ -101,14 +101,12 @@ def _digest(arrays: Arrays, meta: Meta) -> str:
 
 
 def save_record(path: str | os.PathLike[str], kind: str, content: Any) -> None:
-    """Write plain data as a record in JSON, NaN and infinities too."""
     about = {"kind": kind, "format": FORMAT, "versions": environment()["versions"], "content": content}
     text = encode({**about, "sha256": _record_digest(kind, content)}) + "\n"
     write_atomic(path, lambda file: file.write(text.encode()))
 
 
 def load_record(path: str | os.PathLike[str], kind: str) -> Any:
-    """Return the content of a record of `save_record`; `FileFormatError` for anything else."""
     try:
         record = decode(Path(path).read_text(encoding="utf-8"))
     except FileNotFoundError as error:

@@ -29,7 +29,6 @@ THEORY: Mapping[str, tuple[str, ...]] = {
 
 
 def bibtex(subject: str = "flows") -> str:
-    """Return BibTeX of the package and of the works behind a subject of `THEORY`."""
     keys = THEORY[check_choice("subject", subject, tuple(THEORY))]
     return "\n".join([_package(), *(_entries()[key] for key in keys)])
 

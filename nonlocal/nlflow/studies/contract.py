@@ -65,7 +65,6 @@ class Kind(ABC):
         """Measure one case."""
 
     def fits(self, rows: list[Row], options: Options) -> list[Fit]:
-        """Return the fits of all measurements."""
         settings = grouped(rows, self.setting)
         return [fit for setting, members in settings for fit in self.fitted(in_words(setting), members, options)]
 
@@ -81,7 +80,6 @@ class Kind(ABC):
 
 
 def judged(error: float, scale: float, floor: float = 0.0, dtype: str = "float64") -> Row:
-    """Return the columns that say whether an error is fitted: not if it is NaN or at the level of rounding."""
     if not np.isfinite(error):
         return {"used": False, "note": "not finite"}
     if error <= (_ROUNDINGS * float(np.finfo(dtype).eps) + floor) * scale:
@@ -107,7 +105,6 @@ _BARE = ("kernel", "metric", "integrator", "boundary", "what")  # their values n
 
 
 def in_words(setting: Row) -> str:
-    """Return a setting in a few words, such as ``gaussian:width=0.1 N=64 1-D l2``."""
     words = []
     for name, value in setting.items():
         shown = f"{value:g}" if isinstance(value, float) else str(value)

@@ -24,7 +24,6 @@ MOST_PANELS = 12
 
 
 def told(setting: Row, rows: Sequence[Row]) -> str:
-    """Return the part of a setting in which rows differ, or all of it if they are alike."""
     own = {name: value for name, value in setting.items() if len({row.get(name) for row in rows}) > 1}
     return setting_in_math(own or setting)
 
@@ -42,7 +41,6 @@ def rate_panel(
     scale: str = "loglog",
     band: tuple[str, str] | None = None,
 ) -> Figure:
-    """Draw one panel for each setting, with one series for each value of `split`."""
     by_name = {fit.name: fit for fit in fits if math.isfinite(fit.slope)}
     panels: dict[str, list[Series]] = {}
     rest = [name for name in columns if name != split]

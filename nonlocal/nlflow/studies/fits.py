@@ -156,7 +156,6 @@ def _above(low: float, high: float, bound: float, tolerance: float, beyond: str)
 
 
 def regress(x: Sequence[float], y: Sequence[float]) -> Line:
-    """Return the least-squares line through at least three points, or raise `ValueError`."""
     a, b = np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64)
     n = a.size
     spread = float(((a - a.mean()) ** 2).sum())
@@ -175,7 +174,6 @@ def no_fit(name: str, what: str, reason: str, expected: float | None = None, rel
 
 
 def largest(name: str, what: str, values: Sequence[float], bound: float) -> Fit:
-    """Return the largest of some deviations beside its bound."""
     return Fit(name, what, max(values), math.nan, math.nan, bound, relation="<=", points=len(values))
 
 

@@ -59,7 +59,6 @@ def parse_kernel(text: str) -> Kernel:
 
 
 def kernel_label(kernel: Kernel) -> str:
-    """Return the text for `parse_kernel`, or the repr of a kernel that has none."""
     for name, kind in KERNELS.items():
         if type(kernel) is kind and all(getattr(kernel, f"{side}_map", None) is None for side in ("query", "key")):
             values = {
@@ -153,7 +152,6 @@ def _checked(name: str, value: Any) -> Any:
 
 
 def read_options(kind: Kind, given: Mapping[str, Any]) -> Options:
-    """Return all options of a kind of study, checked and with defaults."""
     for name in given:
         if name not in kind.defaults:
             near = get_close_matches(name, kind.defaults, 1)
@@ -236,7 +234,6 @@ OWN: Options = dict.fromkeys(("domain", "start", "keys", "queries", "values"))
 
 
 def check_sizes(name: str, values: Sequence[Any]) -> None:
-    """Raise `InputError` for fewer than three different sizes."""
     if len(values) < FEWEST:
         raise InputError(
             f"{name}: got {len(values)} different value(s), expected at least {FEWEST} to fit a line through; give more"

@@ -32,7 +32,6 @@ _PARTS = {"file_format": int, "study": str, "seed": int, "options": dict, "array
 
 
 def current() -> dict[str, str]:
-    """Return what decides the bits of a result: versions, the package's source and the machine."""
     return {**environment()["versions"], "source of nlflow": source_digest(), "machine": machine_name()}
 
 
@@ -138,7 +137,6 @@ class Recipe:
     edited: bool
 
     def with_own(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the options of the study together with those that its user gives again."""
         for name in given:
             if name not in self.own:
                 raise InputError(
@@ -172,7 +170,6 @@ def is_study_file(kind: Any) -> bool:
 
 
 def read_study(path: str | os.PathLike[str]) -> Recipe:
-    """Return the study of a file; `FileFormatError` for anything else."""
     place = Path(path)
     content = {"arrays": {}, **_load(place)}
     wrong = next((name for name, kind in _PARTS.items() if type(content.get(name)) is not kind), None)

@@ -32,7 +32,6 @@ _LONG = 1e6  # of a time by the largest eigenvalue: an expansion takes about its
 
 
 def make_settings(kind: Kind, options: Options) -> list[Setting]:
-    """Return all combinations of the lists among the options of a kind."""
     axes = [name for name in kind.axes if options[name] is not None]
     fixed = {name: value for name, value in options.items() if name not in axes}
     given = options.get("keys") if options.get("domain") is None else options["domain"]
@@ -65,7 +64,6 @@ def _labels(name: str, values: list[Any]) -> list[Any]:
 
 
 def grid(nodes: int, dimension: int, boundary: Boundary) -> Grid:
-    """Return the grid of the unit interval, square or cube."""
     return Grid((nodes,) * dimension, spacing=1 / nodes, boundary=boundary)
 
 
@@ -129,7 +127,6 @@ def sampled(signal: Any, domain: Domain) -> Any:
 
 
 def values_at(signal: Callable[[Floats], Any], positions: Floats) -> Floats:
-    """Return a user's signal at positions (M, m)."""
     values = np.asarray(to_numpy(check_array("start", signal(positions))), dtype=np.float64)
     count = len(positions)
     if values.ndim not in (1, 2) or len(values) != count:
@@ -141,8 +138,6 @@ def values_at(signal: Callable[[Floats], Any], positions: Floats) -> Floats:
 
 
 def smooth(boundary: str, channels: int) -> Callable[[Floats], Floats]:
-    """Return a signal that stays smooth when a boundary continues it."""
-
     def signal(x: Floats) -> Floats:
         shift = np.arange(channels) * 0.7
         if boundary == "periodic":
@@ -157,7 +152,6 @@ def smooth(boundary: str, channels: int) -> Callable[[Floats], Floats]:
 
 
 def build_flow(weights: Affinity, observed: Array, metric: str, fidelity: float) -> LinearFlow:
-    """Return the flow of J or E; in the degree metric by P itself if the affinity is not symmetric."""
     if metric == "degree" and not weights.symmetric:
         return AttentionFlow(weights, observed if fidelity > 0 else None, fidelity)
     functional = E(weights, observed, fidelity, measure=metric) if fidelity > 0 else J(weights)
@@ -173,7 +167,6 @@ def solve_to_end(*arguments: Any, **options: Any) -> Solution[Any]:
 
 
 def integrate(flow: LinearFlow, start: Array, times: float | list[float], integrator: Integrator) -> Solution[Any]:
-    """Integrate to the end; `NumericalError` if that fails."""
     wanted = [0.0, times] if isinstance(times, float) else times
     solution = solve_to_end(flow, start, t_eval=wanted, integrator=integrator, energies=False)
     if not solution.success:

@@ -97,7 +97,6 @@ def _latex(rows: list[Row], names: list[str], alike: list[str]) -> str:
 
 
 def latex_text(words: str) -> str:
-    """Return words for LaTeX, with its special characters escaped."""
     return "".join(_LATEX.get(letter, letter) for letter in words)
 
 

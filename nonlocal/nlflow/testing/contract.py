@@ -39,7 +39,6 @@ class Contract:
         self.holds(off <= tolerance * (size or 1.0), promise, f"numbers off by {off:.3g} of {size:.3g}", what)
 
     def kept(self, promise: str, got: Any, like: Array) -> Array:
-        """Return `got` if it has the shape and dtype of `like`."""
         shape, dtype = tuple(getattr(got, "shape", ())), getattr(got, "dtype", type(got).__name__)
         wanted = f"shape {tuple(like.shape)} and {like.dtype}, those of its argument"
         self.holds(shape == tuple(like.shape) and dtype == like.dtype, promise, f"shape {shape} and {dtype}", wanted)

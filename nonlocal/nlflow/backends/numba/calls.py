@@ -73,7 +73,6 @@ _numbered = caller()
 
 @njit(parallel=True, cache=True)
 def each(count, one, arguments):
-    """Call the function at an address with 0, ..., count - 1, in parallel."""
     for number in prange(count):
         _numbered(one, (np.int64(number), arguments))
 

@@ -90,7 +90,6 @@ def left_over(starts, stops, ends, weights, b, x, r):
 
 @njit(cache=True, fastmath=_FLAGS)
 def products(v, w, out):
-    """Write the inner products of columns, ``out[c] = sum_i v[i, c] w[i, c]``, summed in float64."""
     out[:] = 0.0
     for i in range(v.shape[0]):
         for c in range(v.shape[1]):

@@ -20,7 +20,6 @@ _FLAGS = {"contract", "reassoc", "nnan", "ninf", "nsz"}
 
 @njit(parallel=True, cache=True, fastmath=_FLAGS)
 def edge_lengths(indptr, indices, u, out):
-    """Write ``out[e] = |u_i - u_j|``."""
     for i in prange(u.shape[0]):
         for e in range(indptr[i], indptr[i + 1]):
             j = indices[e]

@@ -486,7 +486,6 @@ loop = loader(_loops)
 
 @cache
 def double(dtype: str) -> tuple[int, int]:
-    """Return the addresses of `filter_wide` and `wiener`, compiled at the first call."""
     real = types.float32 if dtype == "float32" else types.float64
     line, plane, room, image = (types.Array(real, dimensions, "C") for dimensions in (1, 2, 3, 4))
     whole, number, places = types.int64, types.float64, types.Array(types.int64, 2, "C")

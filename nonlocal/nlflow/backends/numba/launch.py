@@ -41,7 +41,6 @@ def linked() -> Iterator[None]:
 
 @cache
 def start_threads() -> None:
-    """Start the threads of Numba from a thread that ends then."""
     # GNU OpenMP gives the thread that starts them their number for all its later work: torch, on the same library,
     # would compute on so many threads from then on, whatever its user had set.
     with ThreadPoolExecutor(1) as starter:

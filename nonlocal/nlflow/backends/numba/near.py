@@ -13,7 +13,6 @@ _FLAGS = {"contract", "nsz"}  # squares may overflow
 
 @njit(inline="always")
 def boxes_near(lows, highs, own, others_lows, others_highs, other, limit):
-    """Return whether the squared distance of two boxes is at most ``limit``."""
     # The axes that tell most come first.
     square = 0.0
     for c in range(lows.shape[1]):

@@ -118,11 +118,9 @@ class Vectors:
         return self.builder.call(add, [ir.Constant(self.number, -0.0), a], fastmath=("reassoc",))
 
     def larger(self, a: Any, b: Any) -> Any:
-        """NaN is not handled."""
         return self.builder.select(self.builder.fcmp_ordered(">", a, b, flags=("nnan", "nsz")), a, b)
 
     def smaller(self, a: Any, b: Any) -> Any:
-        """NaN is not handled."""
         return self.builder.select(self.builder.fcmp_ordered("<", a, b, flags=("nnan", "nsz")), a, b)
 
     def where(self, condition: Any, a: Any, b: Any) -> Any:

@@ -144,7 +144,6 @@ def walk(chain, key, steps, first, states):
 
 @njit(parallel=True, cache=True)
 def walk_stopped(chain, key, stop, most, states, moves):
-    """Move each walker until it is stopped, with probability ``stop[state]`` before each move."""
     # - chain, key: As those of `walk`.
     # - stop : (N,)
     # - most : int64; Largest number of moves; a walker that is not stopped then has ``moves = -1``.

@@ -129,7 +129,6 @@ KERNELS = (
 
 
 def kernels_for(place: Place, call: Call) -> Iterator[Kernel]:
-    """Yield the kernels that take a call, the fastest first."""
     return (kernel for kernel in KERNELS if kernel.takes(place, call))
 
 
@@ -140,7 +139,6 @@ def offered(like: Tensor, biased: bool = False) -> bool:
 
 
 def told(like: Tensor, biased: bool, pairs: int) -> str:
-    """Return the name of the kernel for averages of such features."""
     place, call = Place.of(like.device), Call(like.dtype, width_for(like, 1), biased, like.requires_grad, pairs)
     kernel = next(kernels_for(place, call), None)
     what = f"{str(like.dtype).removeprefix('torch.')} of {call.width} columns on {place}"

@@ -49,7 +49,6 @@ class Matrices:
 def wiener(
     covariance: Tensor, noise: Tensor, count: float | Tensor, shrink: float, matrices: Matrices
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the filters of groups, in one precision."""
     # - covariance : (C, g, D, D); n C, of the pilot; it may be written over.
     # - noise : (C, g, D); The diagonal of N.
     # - count : float or (g, 1); n, members of each group.
@@ -221,12 +220,10 @@ def averages(sums: Tensor, state: Tensor) -> list[Tensor]:
 
 
 def tracked(images: Iterable[Tensor]) -> bool:
-    """Return whether some of the images have derivatives, in reverse or forward mode."""
     return any(unpacked(one)[1] is not None or (torch.is_grad_enabled() and one.requires_grad) for one in images)
 
 
 def unpacked(tensor: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Return a tensor and its derivative in forward mode, or None."""
     pair: Any = forward_ad.unpack_dual(tensor)  # type: ignore[no-untyped-call]  # torch's is untyped
     return pair.primal, pair.tangent
 

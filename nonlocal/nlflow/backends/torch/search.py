@@ -336,7 +336,6 @@ def _of_tiles(along: Sequence[Integers], shape: Sequence[int]) -> Integers:
 
 
 def combined(along: Sequence[Integers], shape: Sequence[int]) -> Integers:
-    """Return flat indices (K, a b c) into a shape in C order, from indices (K, a), (K, b), (K, c) along its axes."""
     z, y, x = along
     whole = (z[:, :, None, None] * shape[1] + y[:, None, :, None]) * shape[2] + x[:, None, None, :]
     return np.asarray(whole.reshape(len(z), -1))

@@ -55,7 +55,6 @@ class Processes:
         return sum(self.counts)
 
     def check_carried(self, name: str, value: Tensor) -> None:
-        """Raise `InputError` if the group cannot send tensors of this device."""
         kind = value.device.type
         carrier = self._carriers.get(kind)
         if carrier is None or (kind == "cuda" and carrier == "gloo"):  # which sends none from one GPU to another

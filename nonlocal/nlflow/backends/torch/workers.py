@@ -32,7 +32,6 @@ def share(items: int, most: int, workers: int) -> int:
 
 @contextmanager
 def workers_for(device: torch.device) -> Iterator[int]:
-    """Yield the number of workers on a device; on the CPU each of them has one thread."""
     if device.type != "cpu":
         yield 1
         return

@@ -16,7 +16,6 @@ def _add_one(numbers):
 
 @functools.cache
 def failure(device: torch.device) -> str:
-    """Return why a small kernel does not run on a device, or an empty text."""
     try:
         numbers = torch.zeros(1, device=device)
         with torch.cuda.device_of(numbers):

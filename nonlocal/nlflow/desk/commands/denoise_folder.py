@@ -117,7 +117,6 @@ class Ledger:
         save_record(self._path(job), _KIND, {**self._begun, "outputs": outputs})
 
     def settled(self, job: Job) -> bool:
-        """Return whether a job is done; `InputError` for an output of another origin or one that was changed."""
         there = [path for path in (job.target, job.figure) if path is not None and path.exists()]
         if not there:
             return False

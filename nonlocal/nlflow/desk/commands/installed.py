@@ -33,7 +33,6 @@ def _found(name: str) -> metadata.Distribution | None:
 
 
 def packages() -> list[metadata.Distribution]:
-    """Return the installed packages that nlflow and its extras for users ask for."""
     from packaging.requirements import Requirement
 
     waiting: list[tuple[str, Iterable[str]]] = [("nlflow", [extra for extra in _extras() if extra not in _TOOLS])]

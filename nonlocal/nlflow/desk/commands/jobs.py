@@ -103,7 +103,6 @@ def plan(
 
 
 def quality_misfit(jobs: Sequence[Job], quality: int | str) -> str:
-    """Return why the outputs cannot have this quality; empty if they can."""
     kinds = {known(job.target) or (known(pictures_in(job.source)[0]) if job.source.is_dir() else "") for job in jobs}
     if jobs and not kinds & {"video", "jpeg"}:
         return "is for an OUT that is a film (.mp4, .mkv, .mov, .webm, .avi) or JPEG; name one, or leave it out"

@@ -31,7 +31,6 @@ class Ends:
     names: dict[str, str]  # from what stands in messages to what users are told
 
     def told(self, value: Any) -> Any:
-        """Return texts with "stdin" and "stdout" in place of the names of temporary files."""
         if isinstance(value, dict):
             return {key: self.told(entry) for key, entry in value.items()}
         if isinstance(value, list | tuple):

@@ -123,7 +123,6 @@ def compute(
 
 
 def coarse(settings: DenoiseSettings, source: Source, at: int, known: DenoiseResult | None) -> DenoiseResult | None:
-    """Return a coarse result for one picture, with the noise of `known`; None if it would not save time."""
     media = source.media
     quick = settings.quality != "best" and not media.stacked
     if quick or known is None or _differs(settings, known.settings):

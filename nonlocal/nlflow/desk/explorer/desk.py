@@ -141,7 +141,6 @@ class Tab:
         return bool(self.file) and words.get("file", self.file) != self.file
 
     def recall(self) -> bool:
-        """Set the controls to what an address says of the file that was opened; return whether it says so."""
         if not self._awaited or self._awaited["file"] != self.file:
             return False
         words, self._awaited = self._awaited, {}

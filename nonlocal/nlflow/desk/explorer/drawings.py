@@ -44,7 +44,6 @@ class Look:
 
 
 def window_in(part: tuple[int, int], window: tuple[int, int] | None) -> tuple[int, int]:
-    """Return a window if it lies within a signal, else one in its middle."""
     low, high = part
     if window is not None and low <= window[0] and sum(window) <= high:
         return window
@@ -176,7 +175,6 @@ class Drawn:
 
 
 def plane_axes(source: Source) -> tuple[int, ...]:
-    """Return the numbers of the axes along which the part can be moved."""
     own = axes.through(source.media) if source.media.stacked else None
     return tuple(axis for axis in range(len(source.shape)) if axis != own)
 

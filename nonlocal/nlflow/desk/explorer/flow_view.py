@@ -183,7 +183,6 @@ def as_command(settings: FlowSettings) -> str:
 
 
 def predicted(t: Floats, values: Floats, rate: float) -> Floats:
-    """Return the exponential with a rate through the last of `values` above rounding; NaN if there is none."""
     above = np.flatnonzero(values > 1e-10 * values[0])
     if values[0] <= 0 or not above.size:
         return np.full_like(t, np.nan)

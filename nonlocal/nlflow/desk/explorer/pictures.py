@@ -46,7 +46,6 @@ def sampled(values: Array) -> Array:
 
 
 def full_range(values: Array) -> Scale:
-    """Return the range of an 8-bit type, else that of the samples."""
     if values.dtype == np.uint8:
         return Scale(0.0, 255.0)
     some = sampled(values)
@@ -67,7 +66,6 @@ def grey_scale(values: Array) -> Scale:
 
 
 def histogram(values: Array, whole: Scale) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return the middles of bins, and their counts relative to the largest."""
     # A range without room for bins, as that of a constant, gets some.
     room = _BINS * np.spacing(max(abs(whole.low), abs(whole.high)))
     high = whole.high if whole.high - whole.low > room else whole.low + max(abs(whole.low), 1.0)
@@ -120,7 +118,6 @@ def _png(levels: NDArray[np.uint8]) -> bytes:
 
 
 def stored_place(seen: tuple[float, float], orientation: int) -> tuple[float, float]:
-    """Return a place of the upright image as shares of the axes of the stored one."""
     return _moved(seen, upright(_CORNERS, orientation))
 
 

@@ -297,7 +297,6 @@ class Running:
         self.url = f"{address}?token={keys.token}"
 
     def url_for_once(self) -> str:
-        """Return an address that opens the page a single time."""
         return f"{self._address}?token={self._keys.ticket()}"
 
     def wait(self) -> None:
@@ -309,7 +308,6 @@ class Running:
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether only this machine can reach an address."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

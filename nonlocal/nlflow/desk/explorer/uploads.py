@@ -40,7 +40,6 @@ class Limits:
 
 
 def shown_name(name: str) -> str:
-    """Return the last part of a file name, without control characters and at most 80 characters long."""
     last = PureWindowsPath(PurePosixPath(name).name).name
     plain = "".join(letter for letter in last if letter.isprintable())
     if len(plain) <= _NAME:

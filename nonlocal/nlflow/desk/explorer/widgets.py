@@ -55,7 +55,6 @@ def choice(name: str, label: str, options: Mapping[str, str], moved: Callable[[]
 
 
 def offer(one: Any, options: Mapping[str, str]) -> None:
-    """Replace the options of a choice; its value stays if it is among them."""
     value = one.value if one.value in options else next(iter(options), None)
     one.param.update(options={text: word for word, text in options.items()}, value=value)
 
@@ -72,7 +71,6 @@ def obey(name: str, control: Any, word: str) -> None:
 
 
 def columns(*parts: Any, least: int = 300) -> Any:
-    """Return parts side by side, or below each other if one would be narrower than `least` pixels."""
     for part in parts:
         part.styles = {"flex": f"1 1 {least}px", "min-width": f"min({least}px, 100%)"}
     return pn.FlexBox(*parts, gap="0 16px", align_items="flex-start", sizing_mode="stretch_width")
@@ -103,7 +101,6 @@ _STALE = """
 
 
 def beside(head: Sequence[Any], views: Sequence[Any], controls: Sequence[Any], more: Sequence[Any]) -> Any:
-    """Return controls with head, views and the rest at their right; on a narrow page one below the other."""
     places = {"head": head, "views": views, "controls": controls, "more": more}
     parts = [column(*parts, css_classes=[name]) for name, parts in places.items()]
     return pn.Column(*parts, sizing_mode="stretch_width", stylesheets=[_PLACES])
@@ -118,7 +115,6 @@ def column(*parts: Any, **words: Any) -> Any:
 
 
 def stale(part: Any, turn: int | None) -> None:
-    """Grey out a `column` that is out of date, after a short while; None ends that."""
     kept = [name for name in part.css_classes if not name.startswith("stale-")]
     part.css_classes = kept if turn is None else [*kept, f"stale-{turn % 2}"]
 

@@ -36,7 +36,6 @@ class Job:
     _begun: float = field(default=0.0, init=False)
 
     def progress(self, share: float) -> None:
-        """Report the part that is done; `Cancelled` if the job has to end."""
         late = self.seen or time.monotonic() - self._begun > PATIENCE
         if self.cancelled or (self.superseded and late):
             raise Cancelled

@@ -64,11 +64,9 @@ class Format:
         return media
 
     def encode(self, place: Any, values: Any, media: Media, writing: Writing) -> None:
-        """Write to an open file, or into a new folder."""
         self._own(self.encoder)(place, values, media, writing)
 
     def check(self, media: Media, writing: Writing) -> str:
-        """Return what a file cannot hold; empty if it can hold all."""
         return str(self._own(self.checker)(media, writing)) if self.checker else ""
 
     def notes(self, media: Media, writing: Writing) -> list[str]:
@@ -124,7 +122,6 @@ _NAMES = {
 
 
 def prepare(paths: Iterable[Path]) -> None:
-    """Load what the decoders of these files need."""
     for path in paths:
         form = format_of(path)
         if form and FORMATS[form].apart:

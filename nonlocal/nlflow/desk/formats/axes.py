@@ -33,7 +33,6 @@ _SECONDS = {"s": 1.0, "ms": 1e-3, "µs": 1e-6, "min": 60.0, "h": 3600.0}
 
 
 def unit_of(name: object) -> str:
-    """Return the short form of a unit, such as ``µm`` for ``micron``; the name itself if it is unknown."""
     text = str(name).strip("\0 ") if isinstance(name, str) else ""
     return _UNITS.get(text.lower(), text)
 
@@ -307,7 +306,6 @@ def plane_channels(media: Media) -> int | None:
 
 
 def plane(values: Array, media: Media, at: int | None = None) -> Array:
-    """Return one picture of a stack, by default the middle one."""
     axes = media.axes if values.ndim == len(media.axes) else media.axes.replace("C", "")
     for letter in "TZ":
         if letter in axes:

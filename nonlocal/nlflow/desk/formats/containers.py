@@ -113,7 +113,6 @@ def _entry(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Entry:
 
 
 def encode(stream: BinaryIO, values: Array, media: Media, writing: Writing) -> None:
-    """Write an archive: that of the input with this array replaced, or a new one."""
     name = name_of(media)
     with zipfile.ZipFile(stream, "w") as written:
         if media.format != "npz":

@@ -421,7 +421,6 @@ def decode(path: Path) -> Media:
 
 
 def length(info: VideoInfo) -> int:
-    """Return how many frames the header of a film tells of; 0 if it does not say."""
     return info.count or round(info.duration * info.rate)
 
 

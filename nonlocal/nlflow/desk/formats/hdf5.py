@@ -37,7 +37,6 @@ def decode(path: Path, array: str | None = None) -> Media:
 def read(
     path: Path, array: str | None, remedy: str, *, matlab: bool = False
 ) -> tuple[dict[str, Entry], str, Array, dict[str, Any]]:
-    """Return the datasets of a file; name, values and attributes of the one to read."""
     blocks = apart(f"{__name__}:blocks", path, most_for(path), array=array, remedy=remedy, matlab=matlab)
     entries, name, shape, dtype, attributes, place = next(blocks)
     found = {key: Entry(*entry) for key, entry in entries.items()}

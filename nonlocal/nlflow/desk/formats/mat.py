@@ -164,7 +164,6 @@ def check(media: Media, writing: Writing) -> str:
 
 
 def encode(stream: BinaryIO, values: Array, media: Media, writing: Writing) -> None:
-    """Write a file of level 5: that of the input with this variable replaced, or a new one."""
     from scipy.io import savemat
 
     name, buffer = name_of(media), io.BytesIO()

@@ -154,7 +154,6 @@ def writing_of(target: str | os.PathLike[str] | Writing) -> Writing:
 
 
 def extension(path: Path) -> str:
-    """Return the known extension of a name in lower case, such as ``.nii.gz``; empty if it has none."""
     name = path.name.lower()
     last = ".nii.gz" if name.endswith(".nii.gz") and name != ".nii.gz" else path.suffix.lower()
     return last if last in EXTENSIONS or last in STACKS else ""

@@ -136,7 +136,6 @@ def _loaded(path: Path, array: Any) -> Array:
 
 
 def part(path: Path, place: list[tuple[int, int]]) -> Array:
-    """Return a part of a zarr array that was checked before."""
     array: Any = _need_zarr(path).open(path, mode="r")
     found: Array = np.asarray(array[tuple(slice(*ends) for ends in place)])
     return found

@@ -27,7 +27,6 @@ _need_nibabel = partial(installed, "volumes", "nibabel", "nibabel")
 
 
 def decode(path: Path) -> Media:
-    """Read a NIfTI file, with its slope and intercept applied."""
     nibabel = _need_nibabel(path)
     _check_header(path)
     with silent("nibabel.global"):
@@ -64,7 +63,6 @@ def decode(path: Path) -> Media:
 
 
 def upward(affine: Array) -> str:
-    """Return which of the axes X, Y and Z run to the top or the front of the head."""
     columns = {a: affine[:3, k] for k, a in enumerate("XYZ")}
     main = {a: int(np.abs(column).argmax()) for a, column in columns.items()}
     return "".join(a for a, column in columns.items() if main[a] > 0 and column[main[a]] > 0)

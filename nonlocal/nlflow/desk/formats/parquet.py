@@ -58,7 +58,6 @@ def check(media: Media, writing: Writing) -> str:
 
 
 def encode(stream: BinaryIO, values: Array, media: Media, writing: Writing) -> None:
-    """Write the table of the input with new numbers in its columns of samples, in their types."""
     arrow = _need_pyarrow(writing.path)
     whole, codec = media.extras["parquet"]
     table = arrow.ipc.open_stream(whole).read_all()

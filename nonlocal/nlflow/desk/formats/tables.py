@@ -63,7 +63,6 @@ class Sheet:
         )  # fmt: skip
 
     def text(self, values: Array, absent: Array | None) -> bytes:
-        """Return the file with new samples (rows, columns); cells without a sample are kept."""
         lines = list(self.lines)
         for number, (line, row) in enumerate(zip(self.rows, values, strict=True)):
             pieces = _pieces(lines[line], self.delimiter)
@@ -76,7 +75,6 @@ class Sheet:
         return self.bom + self.newline.join(lines).encode(self.encoding)
 
     def of_kind(self, name: str) -> Sheet:
-        """Return the table with the separator for the extension of a file."""
         ending = name.rpartition(".")[2]
         mark = "\t" if ending == "tsv" else self.delimiter
         if ending == "csv" and self.delimiter in "\t ":

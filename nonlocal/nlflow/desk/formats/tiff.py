@@ -318,12 +318,10 @@ def _own_ome(path: Path, text: bytes, planes: int) -> bytes:
 
 
 def becomes_ome(media: Media, writing: Writing) -> bool:
-    """Return whether an output is named OME-TIFF but the input is another TIFF file."""
     return ".ome.tif" in writing.name and media.extras.get("tiff", {"flavour": ""})["flavour"] != "ome"
 
 
 def has_metadata(layout: dict[str, Any] | None) -> bool:
-    """Return whether a TIFF stack has metadata beside its layout."""
     return layout is not None and (layout["flavour"] in ("ome", "imagej") or "pages" in layout)
 
 

@@ -159,7 +159,6 @@ def extras_of(page: Any, path: Path, *, layout_kept: bool = False) -> tuple[dict
 
 
 def kept_tags(tags: Any, without: int = 0) -> list[tuple[Any, ...]]:
-    """Return the tags of a page that a result keeps, as tifffile writes them."""
     kept = []
     for code in _KEPT_TAGS:
         for tag in (tags[code],) if code in tags and code != without else ():

@@ -161,7 +161,6 @@ def _fill(file: Any, layout: Layout) -> None:
 
 
 def check_own(path: Path, dataset: Any) -> None:
-    """Raise `FileFormatError` for a dataset whose values are in other files."""
     if dataset.is_virtual or dataset.external:
         raise FileFormatError(
             f"{path}: got {dataset.name}, whose values are in other files, expected values in this file; "
