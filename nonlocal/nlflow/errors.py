@@ -201,10 +201,7 @@ def not_installed(what: str, package: str, extra: str, otherwise: str = "") -> M
 
 
 def checked_call(item: Item, more: Iterable[str] = ()) -> Item:
-    """Let a function or class without ``*args`` raise `KeywordError` for unknown or too many arguments.
-
-    A class stays the same object: its ``__init__`` is replaced.
-    """
+    """Let a function or class without ``*args`` raise `KeywordError` for unknown or too many arguments."""
     function: Callable[..., Any] = item.__init__ if isinstance(item, type) else item  # type: ignore[misc]
     own = int(isinstance(item, type))  # self, which no caller names
     parameters = list(inspect.signature(function).parameters.values())[own:]

@@ -346,8 +346,8 @@ def size_of(path: Path) -> int:
 def stream(function: str, path: Path, memory: float, *, size: int = 0, **words: Any) -> Iterator[Any]:
     """Yield what a function ``module:name`` yields for a path and `words`, computed in a child.
 
-    `memory` are the bytes that samples may take, `size` those of the file that one item may take. What is no error of
-    the package comes from a child as a `ValueError`.
+    `memory` is the limit in bytes for samples. The time that an item may take grows with `size`, in bytes. Exceptions
+    of other packages become `ValueError`.
     """
     if _is_here():
         yield from _called(function, path, words)

@@ -51,7 +51,7 @@ def _misfit(option: str, path: Path, shape: tuple[int, ...], expected: str, medi
 def read_mask(option: str, path: Path, media: Media) -> tuple[Array, list[str]]:
     """Return where a mask is not 0, in the spatial shape of `media` (or in its full shape), and notes.
 
-    Of a picture with colours any channel counts; what its alpha channel hides does not.
+    In pictures with colours a pixel counts if any channel is not 0; pixels that are transparent do not count.
     """
     found = _opened(path, media, (media.spatial_shape, media.data.shape))
     data, notes = found.data, list(found.notes)

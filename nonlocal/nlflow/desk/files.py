@@ -287,33 +287,33 @@ def read(
     Parameters
     ----------
     path : str or PathLike
-        A file, whose content decides the format before its extension. With `axes`, a folder of pictures that are the
-        frames of one clip, or the slices of one volume, in the order of their names.
+        A file, whose content decides on the format, then its extension. With `axes` also a folder of pictures: the
+        frames of a clip or the slices of a volume, in the order of their names.
     kind : {"image", "signal"}, optional
         Needed for a two-dimensional array that is a signal (N, C).
     channel_axis : int, optional
         Axis of the channels in an array. By default the last one of three, if it has 2 to 4 entries.
     first_column : {"keep", "denoise"}, optional
-        What becomes of the first of several columns in a table; see `nlflow.desk.formats.tables.chosen`.
+        What is done with the first of several columns in a table; see `nlflow.desk.formats.tables.chosen`.
     axes : str, optional
-        Which axis of a stack is which, where the file does not say it: one letter for each (T, Z, C, Y, X).
+        Axes of a stack, if the file does not name them: a letter for each (T, Z, C, Y, X).
     spacing : sequence of float, optional
-        How far apart the samples of a stack are, in the place of what the file says: one number for each axis but C, or
-        for Z, Y and X alone.
+        Distances of the samples of a stack, instead of those in the file: a number for each axis but C, or for Z, Y and
+        X only.
     array : str, optional
-        Which array of an NPZ, MAT or HDF5 file is meant, where there are several.
+        Name of the array in an NPZ, MAT or HDF5 file; needed if there are several.
 
     Returns
     -------
     Media
-        The samples as they are stored, in the units of the file; ``notes`` tell the conversions that were made.
+        The samples as they are stored, in the units of the file, with ``notes`` about conversions.
 
     Raises
     ------
     FileFormatError
-        For a file that is missing, damaged, of an unknown format, or holds what is not read.
+        For a file that is missing, damaged, of an unknown format or with unsupported content.
     InputError
-        For arguments that do not fit the file, or if nobody says what an axis is.
+        For arguments that do not fit the file, and if it is not known what an axis is.
     """
     if first_column is not None:
         check_choice("first_column", first_column, ("keep", "denoise"))

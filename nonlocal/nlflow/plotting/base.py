@@ -158,10 +158,7 @@ def check_numbers(name: str, value: Any) -> Array:
 
 
 def pair_of(noisy: Any, result: Any) -> tuple[Array, Array]:
-    """Return noisy samples and a result as arrays in the same units.
-
-    `nlflow.denoise` makes integers floats from 0 to 1, which would be black beside them.
-    """
+    """Return noisy samples and a result as arrays in the same units."""
     before, after = check_numbers("noisy", noisy), check_numbers("result", result)
     if before.dtype.kind in "iu" and after.dtype.kind == "f" and after.size and before.size:
         most = float(np.nanmax(after)) if np.isfinite(after).any() else 0.0

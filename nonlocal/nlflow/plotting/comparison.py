@@ -127,10 +127,7 @@ def show_values(axis: Axes, values: Array, low: float, high: float, **options: A
 
 
 def residual_limit(residual: Array, sigma: float) -> float:
-    """Return the value at the ends of the colours of a residual.
-
-    The mean of several channels has less noise, but the eye compares its size with sigma.
-    """
+    """Return the value at the ends of the colours of a residual."""
     return 3 * sigma if sigma > 0 else float(np.abs(residual[np.isfinite(residual)]).max(initial=0)) or 1.0
 
 
@@ -245,10 +242,7 @@ def _contrast(picture: Array, limits: tuple[float, float]) -> tuple[float, float
 
 
 def telling_part(residual: Array, result: Array, seen: Array) -> tuple[slice, slice]:
-    """Return rows and columns of a part where much was removed beside edges that are kept.
-
-    More than twice the edges of most parts count as no more: texture hides noise.
-    """
+    """Return rows and columns of a part where much was removed beside edges that are kept."""
     shape = residual.shape
     sides = [max(min(round(n * _PART / max(shape)), n), 1) for n in shape]
     steps = [max(n // 2, 1) for n in sides]

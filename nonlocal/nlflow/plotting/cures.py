@@ -21,8 +21,7 @@ _NORMAL = 1.96
 def cures_figure(rows: Rows, *, metric: str, title: str | None = None) -> Figure:
     """Draw what each setting of a sweep gains, with its simultaneous interval.
 
-    `rows` are those of a `nlflow.attention.Sweep`. The view ends at three times the usual reach; an arrow marks an
-    interval that goes on.
+    `rows` are those of a `nlflow.attention.Sweep`. An arrow marks an interval that goes on beyond the view.
     """
     check_groups("rows", {"rows": rows}, "setting")
     figure = new_figure(8.2, 1.3 + 0.2 * len(rows), 130, title)

@@ -34,7 +34,7 @@ class Course:
     Attributes
     ----------
     name : str
-        Names that begin with the word J or E get the colours of these flows.
+        A name whose first word is J or E gets one of the colours of that flow.
     t, values : array of shape (T,)
         Times, and the quantity (>= 0) at each of them.
     rate : float, optional
@@ -110,7 +110,7 @@ def decay_figure(
     Parameters
     ----------
     panels : mapping of str to sequence of Course
-        What is below 1e-15 of the largest value is left out.
+        Values below 1e-15 of the largest are left out.
     title : str, optional
     logarithmic : bool
         Draw the time on a logarithmic axis, without t = 0.

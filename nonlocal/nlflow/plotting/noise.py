@@ -38,11 +38,11 @@ class NoiseCurves:
     Attributes
     ----------
     intensities, sigmas : array of shape (K,)
-        Standard deviation of a sample by the intensity, both in the units of the input; empty where not known.
+        Standard deviation of a sample by intensity, both in the units of the input; empty if unknown.
     frequencies, powers : array of shape (n,)
-        Power by frequency in cycles a sample, of images the mean over all directions, in squared units of the input.
+        Power, in squared units of the input, by frequency in cycles a sample; of images the mean over directions.
     plane : array of shape (h, w), or None
-        Of images, the power by both frequencies, 0 in the middle.
+        Power of an image by both frequencies, with 0 in the middle.
     """
 
     intensities: Array

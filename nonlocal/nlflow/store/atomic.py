@@ -48,7 +48,7 @@ def make_folder(path: str | os.PathLike[str]) -> Path:
 def hold(path: Path, *, make: bool = True, sure: bool = False) -> int | None:
     """Return a descriptor that locks a file while it is open; None if another process has locked it.
 
-    On a file system without locks the descriptor keeps nothing, and is None for who must be `sure`.
+    On a file system without locks the descriptor locks nothing; with `sure` the result is None there.
     """
     flags = os.O_RDWR | (os.O_CREAT if make else 0) | getattr(os, "O_NOFOLLOW", 0)
     while True:
@@ -90,8 +90,8 @@ def _taken(descriptor: int, sure: bool) -> bool:
 def locked(path: str | os.PathLike[str], name: str, *, whole: bool = False) -> Iterator[None]:
     """Lock a file, which need not exist, or a folder within the context.
 
-    The lock is an empty hidden file beside a file, or a folder that is replaced as a `whole`; inside another folder.
-    `InputError` names the argument when another process has it; `FileFormatError` when the folder cannot be written.
+    The lock is a hidden empty file: beside a file or a folder that is replaced as a `whole`, else inside the folder.
+    `InputError` names the argument if another process has the lock, `FileFormatError` if it cannot be written.
     """
     target = Path(os.path.realpath(path))
     inside = target.is_dir() and not whole
@@ -205,7 +205,7 @@ def remove(path: Path) -> None:
 def write_atomic(path: str | os.PathLike[str], writer: Callable[[BinaryIO], object], *, replace: bool = True) -> None:
     """Write a file that appears complete or not at all; symbolic links are followed.
 
-    Without `replace`, `FileFormatError` is raised where a file is there at the end.
+    Without `replace`, an existing file raises `FileFormatError`.
     """
     target = Path(os.path.realpath(check_path("path", path)))
     with _told(path, "file"):

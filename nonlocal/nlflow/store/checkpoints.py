@@ -48,7 +48,7 @@ class Checkpoints:
     def load(self, fits: Fits) -> tuple[Arrays, Meta]:
         """Return the newest checkpoint that is whole, of this version and of this run; else `FileFormatError`.
 
-        `fits` gets arrays and description of a whole one, and returns None, or why it cannot be gone on from.
+        `fits` gets arrays and description, and returns None, or why a run cannot go on from them.
         """
         reasons: list[str] = []
         for place in self.places:

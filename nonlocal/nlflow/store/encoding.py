@@ -25,10 +25,7 @@ def encode(value: Any, indent: int | None = 1) -> str:
 
 
 def decode(text: str) -> Any:
-    """Return the plain data of a text of `encode`; `ValueError` where it is damaged, or nested more than 100 deep.
-
-    What walks through it later calls itself at each level.
-    """
+    """Return the plain data of a text of `encode`; `ValueError` where it is damaged, or nested more than 100 deep."""
     try:
         value = json.loads(text, object_hook=_untagged)
     except RecursionError as error:

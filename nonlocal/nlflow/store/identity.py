@@ -38,7 +38,7 @@ def described(value: Any) -> str:
 def describe(value: Any) -> Any:
     """Return plain data that tells a value from others.
 
-    Functions are told by their code, defaults and closure, not by the global names that they use.
+    Of functions, code, defaults and closure count, but not the globals that they use.
     """
     return _describe(value, ())
 

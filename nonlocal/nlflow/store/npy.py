@@ -24,10 +24,7 @@ _HEADERS: dict[tuple[int, int], Callable[[BinaryIO], tuple[Any, ...]]] = {
 
 
 def read_array(stream: BinaryIO, length: int, *, what: str = "the array") -> NDArray[Any]:
-    """Return the array at the start of an open .npy file of `length` bytes; arrays of objects are refused.
-
-    `numpy.load` takes memory before it knows whether the file has as many values, and it can unpickle.
-    """
+    """Return the array at the start of an open .npy file of `length` bytes; arrays of objects are refused."""
     start = stream.tell()
     shape, by_columns, dtype = read_header(stream)
     if dtype.itemsize == 0:

@@ -24,7 +24,7 @@ def program() -> dict[str, str]:
 class Records(Generic[T]):
     """Results of cases in a folder, a file for each.
 
-    `unpack` returns None where a case has to be computed again, and raises `ValueError` for what is no finding of it.
+    `unpack` returns None if a case has to be computed again, and raises `ValueError` for anything else than its result.
     """
 
     def __init__(
@@ -43,10 +43,7 @@ class Records(Generic[T]):
         return self.folder / f"{name}.json"
 
     def read(self, name: str) -> T | None:
-        """Return the result of a case, or None if it has to be computed; warn of a damaged file or another case.
-
-        A right checksum says that some program wrote the file, not that this one did.
-        """
+        """Return the result of a case, or None if it has to be computed; warn of a damaged file or another case."""
         path = self.path(name)
         if not path.exists():
             return None

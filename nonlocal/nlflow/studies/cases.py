@@ -20,9 +20,9 @@ class Case:
     Attributes
     ----------
     name : str
-        Tells it from all other cases, and names its record.
+        Name of the record, different for each case.
     call : callable
-        Returns the finding, which does not depend on the process and is not None.
+        Returns the result, which is not None and does not depend on the process.
     arguments : tuple
     """
 
@@ -60,7 +60,7 @@ def run_cases(
 ) -> Generator[Done]:
     """Yield all cases with their results: first those that are known, then each when it is done and kept.
 
-    Close the iterator to end the cases that still run. `threads` is for cases that only wait for processes.
+    Close the iterator to end the cases that still run. `threads` is for cases that wait for other processes.
     """
     known, left, names = [], [], set[str]()
     for case in cases:

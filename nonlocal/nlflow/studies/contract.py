@@ -41,13 +41,13 @@ class Kind(ABC):
     ----------
     name, summary : str
     defaults : dict
-        The options that it has, with their defaults; None where the kind chooses by the other options.
+        The options with their defaults; None stands for a value that depends on other options.
     axes : tuple of str
-        Those that may be lists, every combination being a case.
+        Options that may be lists; each combination of their values is a case.
     setting : tuple of str
-        The axes whose values are fitted apart from each other.
+        Axes whose values are fitted separately.
     columns : dict
-        What a row of `measure` consists of, with the type of each.
+        Columns of a row of `measure` with their types.
     """
 
     name: ClassVar[str]

@@ -51,8 +51,8 @@ class Fit:
     slope : float
         The number; NaN when there was too little to fit.
     low, high : float
-        The 95 % interval of the regression (Student's t), extended to the slope of the finer half of the sizes and as
-        far beyond as `power_fit` says; of other numbers the interval that `what` names.
+        The 95 % interval of the regression (Student's t), extended to the slope of the finer half of the sizes and
+        beyond (see `power_fit`); of other numbers the interval that `what` names.
     expected : float or None
         Number that the theory predicts.
     relation : {'=', '>=', '<=', 'in'}
@@ -192,8 +192,8 @@ def power_fit(
 ) -> Fit:
     """Fit log y on log x (on x itself with `exponential`) through the points that are `used`, both > 0.
 
-    Without `sampled` points scatter since their sequence is not straight: its slope may go on as it changed from all to
-    the finer half, at most twice as far. `rounding` is the relative error of the smallest y.
+    Unless points are `sampled`, the interval reaches beyond the slope of the finer half, by twice its difference from
+    the slope of all points. `rounding` is the relative error of the smallest y.
     """
     chosen = [(float(a), float(b)) for a, b, use in zip(x, y, used, strict=True) if use]
     sizes = {a for a, _ in chosen}

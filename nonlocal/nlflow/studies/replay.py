@@ -45,7 +45,7 @@ def rows_digest(rows: list[Row]) -> str:
 def study_files(kind: str, given: Mapping[str, Any], seed: int, rows: list[Row]) -> dict[str, bytes]:
     """Return ``study.toml`` and the arrays beside it.
 
-    What no file can hold, functions and objects of one's own, is named with its digest.
+    Functions and objects of one's own, which no file can hold, are named with their digests.
     """
     options, arrays, own, files = {}, {}, {}, {}
     for name, value in given.items():

@@ -166,10 +166,10 @@ class Tab:
         what: str = "view",
         failed: Answer = lambda message: message,
     ) -> None:
-        """Compute something in the computing thread and show it; the older job for the same purpose ends soon.
+        """Compute something in the computing thread and show it; an older job for the same purpose is ended.
 
-        `show`, or `failed` with the message of an error that a user can mend, runs in the page's own thread and returns
-        the words for the status, or None.
+        `show`, or `failed` with the message of an error that a user can mend, runs in the thread of the page and
+        returns a text for the status line, or None.
         """
         if self._is_restored:
             return

@@ -55,7 +55,7 @@ def full_range(values: Array) -> Scale:
 def grey_scale(values: Array) -> Scale:
     """Return the scale that is fitted to samples: from their 0.1 % to their 99.9 % percentile.
 
-    Pictures of 8 bits are shown in their whole range, unless they use less than a quarter of it.
+    For 8 bits it is the whole range, unless the samples use less than a quarter of it.
     """
     whole, some = full_range(values), sampled(values)
     if not some.size:

@@ -112,10 +112,7 @@ def is_table(path: Path) -> bool:
 
 
 def is_text(head: bytes) -> bool:
-    """Return whether a file begins with printable characters in UTF-8; the last may be cut off.
-
-    Fewer than 8 bytes are no text: they may be the letters that other formats begin with.
-    """
+    """Return whether a file begins with printable characters in UTF-8; the last may be cut off."""
     try:
         start = codecs.getincrementaldecoder("utf-8-sig")().decode(head)
     except UnicodeDecodeError:

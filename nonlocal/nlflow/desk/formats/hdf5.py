@@ -95,7 +95,7 @@ def _of_matlab(dataset: Any, entry: Entry) -> Entry:
 def datasets(path: Path, file: Any) -> dict[str, Entry]:
     """Return the datasets of an open file by their paths.
 
-    Hard links alone are followed: others could name any file of this machine.
+    Only hard links are followed: others could lead to any file of this machine.
     """
     h5py = _need_h5py(path)
     found: dict[str, Entry] = {}

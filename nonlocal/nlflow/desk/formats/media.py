@@ -179,8 +179,8 @@ def most_for(path: Path) -> float:
 def check_declared(path: Path, declared: int, stored: int, *, copies: int = 1) -> None:
     """Refuse a file whose header asks for more memory than the limit, or for more than its content can unfold to.
 
-    `declared` are the bytes of the samples, of which there are so many `copies` while the file is read. More than 2000
-    times those of the file and 16 MiB raise `FileFormatError`, more than the limit `MemoryLimitError`.
+    `declared` is the size of the samples in bytes, of which `copies` are held at once. More than 2000 times the bytes
+    of the content and 16 MiB raise `FileFormatError`, more than the limit `MemoryLimitError`.
     """
     check_memory(f"{path}: what its header declares", copies * declared, "crop it, or use a machine with more memory")
     if declared > _FLOOR + _MOST * stored:

@@ -121,9 +121,9 @@ def chosen(
 ) -> tuple[list[int], bool, list[str]]:
     """Return the columns that are samples, whether the first column is kept, and notes.
 
-    `columns` are numbers, NaN where there are none, or None; `firsts` are the cells of the first, which is kept by
-    default if its name is one of times or if it is strictly monotone. `FileFormatError` without numbers and for rows
-    out of order.
+    `columns` are arrays with NaN for missing numbers, or None. By default the first column, with the cells `firsts`, is
+    kept if its name is one of times or if it is strictly monotone. Tables without numbers or with times that are not
+    sorted raise `FileFormatError`.
     """
     width = len(columns)
     values = {column: numbers for column, numbers in enumerate(columns) if numbers is not None}

@@ -54,7 +54,7 @@ class _Alone(io.BufferedReader):
 def opened(path: Path) -> Iterator[Any]:
     """Open a TIFF file with tifffile.
 
-    What a file says of other files is not followed: they may be any file of this machine.
+    Names of other files in it are not followed.
     """
     import tifffile
 

@@ -23,8 +23,7 @@ _INDEX = 2**18  # bytes by which all but the frames may grow with one of them
 class Hdf5Series(Series):
     """Frames in HDF5, with the named axes of netCDF 4.
 
-    HDF5 has no journal: who is killed while it writes leaves a file that cannot be opened. So a frame goes into a
-    second file, which then takes the name.
+    A frame is added to a copy, which then takes the name: HDF5 files of a killed writer cannot be opened.
     """
 
     def __init__(self, path: Path) -> None:
