@@ -243,9 +243,11 @@ class Affinity(ABC):
                 raise InputError(f"{name}: got dtype {array.dtype}, expected float32 or float64; convert it")
         # As text: NumPy and torch do not compare their dtypes.
         elif array.dtype is not self.dtype and str(array.dtype) != str(self.dtype):
+            tensors = is_numpy(array) and str(self.dtype).startswith("torch")
+            advice = "give a tensor (torch.from_numpy)" if tensors else "convert one of them"
             raise InputError(
                 f"{name}: got dtype {array.dtype}, expected {self.dtype}, the dtype of the features that the affinity "
-                "was built from; convert one of them"
+                f"was built from; {advice}"
             )
         return array
 

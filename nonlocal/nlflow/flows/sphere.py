@@ -425,7 +425,6 @@ class GeodesicMidpoint(SphereStep):
     Parameters
     ----------
     dt : float
-        Step.
 
     Examples
     --------

@@ -161,7 +161,6 @@ class ConvexSplitting(ImplicitStep):
     Parameters
     ----------
     dt : float
-        Step.
     """
 
     order = 1.0

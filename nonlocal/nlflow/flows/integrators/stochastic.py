@@ -97,7 +97,6 @@ class Milstein(EulerMaruyama):
     Parameters
     ----------
     dt : float
-        Step.
     """
 
     strong_order = 1.0
