@@ -12,7 +12,7 @@ from nlflow.errors import InputError, check_floats, check_generator, check_numbe
 
 
 def perturbation(shape: tuple[int, ...], *, rng: Any = None, dtype: Any = np.float64) -> NDArray[Any]:
-    """Return independent random signs, +1 or -1: the probe of `sure`.
+    """Return independent random signs, +1 or -1, for `sure`.
 
     Parameters
     ----------

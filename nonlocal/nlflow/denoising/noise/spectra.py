@@ -82,7 +82,7 @@ def levels_for(spectrum: Spectrum, most: int) -> int:
 
 
 def correlation(spectrum: Spectrum) -> Spectrum:
-    """Return the correlation (C, 2a+1, 2b+1) of two samples by their offset, 0 in the middle; 0 where there is no power."""
+    """Return the correlation (C, 2a+1, 2b+1) of two samples by their offset, 0 in the middle; 0 for no noise."""
     values = np.real(np.fft.ifft2(spectrum))
     first = values[:, :1, :1]
     values = np.fft.fftshift(np.where(first > 0, values / np.where(first > 0, first, 1), 0), axes=(1, 2))

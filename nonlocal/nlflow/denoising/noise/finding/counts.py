@@ -18,10 +18,7 @@ Values = NDArray[np.float64]
 
 
 def find_whole_counts(samples: Array, missing: NDArray[np.bool_] | None = None) -> Poisson | None:
-    """Find counts in samples (H, W, C) that came as whole numbers, by variance and third cumulant over the mean.
-
-    Blocks are chosen by their neighbours, so that moments have no bias.
-    """
+    """Find counts in samples (H, W, C) that came as whole numbers, by variance and third cumulant over the mean."""
     found = _lattice(samples if missing is None else samples[~missing]) if samples.ndim == 3 else None
     levels = None if found is None else _Levels.of(samples, missing)
     return None if found is None or levels is None else levels.whole(*found)

@@ -39,10 +39,7 @@ from nlflow.domains.samples import range_of
 
 
 def find_impulses(samples: Array, missing: NDArray[np.bool_] | None = None) -> Impulses | None:
-    """Find salt and pepper (or one of the two) without knowing the clean picture.
-
-    Impulses are far from their neighbours and in all parts of the picture. Hardly any lie beside each other, and hardly
-    any values between them and their neighbours.
+    """Find salt and pepper, or one of the two, without knowing the clean picture.
 
     Parameters
     ----------
@@ -54,11 +51,12 @@ def find_impulses(samples: Array, missing: NDArray[np.bool_] | None = None) -> I
     Returns
     -------
     Impulses or None
-        Of the same two values in all channels; None where fewer than twelve of a value are found.
+        Of one or two values, the same in all channels. None where there are none; fewer than twelve samples of a value,
+        and values in areas or on slopes, do not count.
 
     Notes
     -----
-    Cost O(N).
+    O(N).
     """
     absent = np.zeros(samples.shape[:-1], bool) if missing is None else missing
     present = (samples if missing is None else samples[~missing]).ravel()
@@ -215,10 +213,10 @@ def _even(visible: list[NDArray[np.bool_]], hits: list[NDArray[np.bool_]], count
 
 
 def find_hot_pixels(samples: Array, missing: NDArray[np.bool_] | None = None) -> HotPixels | None:
-    """Find hot pixels of a clip or volume: those that are the same in all frames, or else single samples.
+    """Find samples that are sharper than optics allow: hot and dead pixels, tracks of cosmic rays.
 
-    In an image it finds what is sharper than optics allow, dead pixels and tracks of cosmic rays too. Where lines and
-    points of the picture are as sharp, only what is strewn over all of it counts.
+    In a clip or volume those that are the same in all frames are looked for first, then single samples. Where lines and
+    points of a picture are as sharp, samples count only if they are strewn over all of it.
 
     Parameters
     ----------
@@ -256,10 +254,7 @@ def _suspected(samples: Array, absent: NDArray[np.bool_]) -> bool:
 
 
 def find_stripes(samples: Array, missing: NDArray[np.bool_] | None = None) -> Stripes | None:
-    """Find stripes without knowing the clean picture.
-
-    Robust differences of neighbouring rows are those of stripes where the parts of the rows agree on them, and where
-    they are differences of white Gaussian offsets.
+    """Find rows or columns with random offsets without knowing the clean picture.
 
     Parameters
     ----------
@@ -271,12 +266,12 @@ def find_stripes(samples: Array, missing: NDArray[np.bool_] | None = None) -> St
     Returns
     -------
     Stripes or None
-        The stronger ones of rows and columns; None where there are none, in signals and volumes, and in images of fewer
-        than 24 rows or columns.
+        Of rows or of columns, whichever are stronger; None where there are none, in signals and volumes, and in images
+        of fewer than 24 rows or columns.
 
     Notes
     -----
-    Cost O(N).
+    O(N).
     """
     if samples.ndim != 3:
         return None
@@ -364,8 +359,7 @@ def find_rician(samples: Array, missing: NDArray[np.bool_] | None = None) -> Ric
     Returns
     -------
     Rician or None
-        None where a sample is negative, where no background of nothing but noise is seen, and where its law is another
-        one.
+        None where a sample is negative, and where no background with that law is seen.
     """
     from scipy.special import ndtr
 

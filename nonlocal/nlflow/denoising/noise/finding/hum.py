@@ -45,7 +45,7 @@ def _are_multiples(lines: Sequence[float], base: float, size: int) -> list[bool]
 def find_hum(samples: Any, missing: NDArray[np.bool_] | None = None, *, rate: float | None = None) -> Hum | None:
     """Find mains hum and its harmonics in a recording; None where there is none, or where it may be the signal.
 
-    A weak steady tone that accompanies a richer signal may be taken for hum: give `rate` where such tones matter.
+    A weak steady tone beside a richer signal may be taken for hum: give `rate` where such tones matter.
 
     Parameters
     ----------
@@ -54,8 +54,8 @@ def find_hum(samples: Any, missing: NDArray[np.bool_] | None = None, *, rate: fl
     missing : bool array of shape (N,), optional
         True where a sample is missing; its value does not matter.
     rate : float, optional
-        Samples a second: only lines on multiples of 50 or 60 Hz are hum then, folded ones too, and they may be strong.
-        Without it, lines that are mains at a usual rate (such as 250, 256, 360, 1000) may be strong as well.
+        Samples a second. With it only lines at multiples of 50 or 60 Hz count, aliased ones too, and may be strong.
+        Without it lines may be strong that are mains at a usual rate, such as 250, 256, 360 or 1000.
 
     Returns
     -------
@@ -69,9 +69,9 @@ def find_hum(samples: Any, missing: NDArray[np.bool_] | None = None, *, rate: fl
 
     Notes
     -----
-    A line counts as hum where it is narrow, has one amplitude and phase in all parts of the recording by an F test
-    (Thomson 1982, doi 10.1109/PROC.1982.12433, with parts in place of tapers), and lies on a signal that has other
-    lines at most where the hum is mains. O(N log N).
+    A line counts as hum if it is narrow and has one amplitude and phase in all parts of the recording by an F test
+    (Thomson 1982, doi 10.1109/PROC.1982.12433, with parts in place of tapers). A signal with other lines is searched
+    for mains alone. O(N log N).
     """
     values, present = channel_of(samples, missing)
     if rate is not None:

@@ -20,7 +20,7 @@ from nlflow.denoising.noise.models.recordings import channel_of
 def spectrum_of_signal(samples: Any, missing: NDArray[np.bool_] | None = None) -> tuple[Floats, float] | None:
     """Estimate the power spectrum of stationary Gaussian noise in a recording; None where white noise fits.
 
-    A steady part of the signal with a broad spectrum counts as noise, and noise as steep as 1 / f often as structure.
+    A steady signal with a broad spectrum counts as noise, and noise as steep as 1 / f often counts as structure.
 
     Parameters
     ----------
@@ -33,7 +33,7 @@ def spectrum_of_signal(samples: Any, missing: NDArray[np.bool_] | None = None) -
     -------
     power : array of shape (n,)
         At frequencies k / n cycles a sample, in the order of `numpy.fft.fft`; its mean is the variance of the noise, in
-        squared units of the input. n is 32, or 64 for long recordings.
+        squared units of the input. n is 32, and 64 from 4096 samples on.
     sure : float
         From 1/2 to 1: the share of the measured variance that is distributed as noise.
 
@@ -48,8 +48,8 @@ def spectrum_of_signal(samples: Any, missing: NDArray[np.bool_] | None = None) -
     Notes
     -----
     The medians of squared coefficients of tapered windows give the noise at each frequency, from the windows with the
-    least energy at the others (the rule of Lepski 1991, doi 10.1137/1135065). Below 1/16 of a cycle a sample, 1/32 in
-    long recordings, the spectrum is continued as a power of the frequency. O(N).
+    least energy at the others (the rule of Lepski 1991, doi 10.1137/1135065). Below the frequency 2 / n the
+    spectrum is continued as a power of the frequency. O(N).
 
     References
     ----------

@@ -136,8 +136,8 @@ def blocks_of(
 def estimate_sigma(image: Any, *, channel_axis: int | None = None, axes: str | None = None) -> float:
     """Estimate the standard deviation of white Gaussian noise, in the units of the input; the mean over channels.
 
-    For white noise only: in photographs of a camera, whose demosaicking and JPEG cut off high frequencies, it is far
-    too small (use `estimate_noise`). Texture that fills the image counts as noise.
+    For white noise only: it is far too small for photographs of a camera, whose demosaicking and JPEG cut off high
+    frequencies (use `estimate_noise`). Texture that fills the image counts as noise.
 
     Parameters
     ----------

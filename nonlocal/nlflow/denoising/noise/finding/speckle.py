@@ -22,9 +22,6 @@ Floats = NDArray[np.float64]
 def find_speckle(samples: Array, missing: NDArray[np.bool_] | None = None) -> Speckle | LogSpeckle | None:
     """Find speckle, and its looks, without knowing the clean picture.
 
-    The logarithm of speckle has one spread everywhere, which says how many looks there are, and the skewness of the
-    logarithm of a gamma variable of as many. Of many looks flat windows must be as noisy at all intensities, and white.
-
     Parameters
     ----------
     samples : array of shape (..., C)
@@ -35,11 +32,11 @@ def find_speckle(samples: Array, missing: NDArray[np.bool_] | None = None) -> Sp
     Returns
     -------
     Speckle or LogSpeckle or None
-        None where there is none, and where there are fewer than 60 windows (16 x 16; 64 in a signal) to know.
+        None where there is none, and in less than about 72 x 72 samples of an image, or 536 of a signal.
 
     Notes
     -----
-    Cost O(N).
+    O(N).
     """
     absent = np.zeros(samples.shape[:-1], bool) if missing is None else missing
     present = samples if missing is None else samples[~missing]

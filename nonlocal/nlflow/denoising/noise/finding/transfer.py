@@ -29,13 +29,13 @@ class PhotonTransfer:
     Attributes
     ----------
     model : Poisson
-        With these figures.
+        Counts of this gain and sigma, and the offset.
     gain, gain_error : float
         Units of the input for each count, and its standard error.
     intercept, intercept_error : float
         Variance where the mean is 0, sigma² - gain offset, and its standard error.
     sigma, sigma_error : float
-        Read noise for the offset of the model; the error is infinite for a sigma of 0.
+        Read noise for `model.offset`, and its standard error, infinite for a sigma of 0.
     offset_known : bool
         Whether the offset was given.
     means, variances, errors : array of shape (bins,)
@@ -69,15 +69,15 @@ class PhotonTransfer:
 def photon_transfer(
     stack: Any, *, offset: float | None = None, channel_axis: int | None = None, mask: Any = None
 ) -> PhotonTransfer:
-    """Estimate gain and read noise of a camera from a stack or clip itself.
+    """Estimate gain and read noise of a camera from a stack or clip of any scene.
 
     Parameters
     ----------
     stack : array_like
         Volume or clip of three axes, of one channel.
     offset : float, optional
-        Value of the input for no light, such as the mean of a dark frame; the stack does not tell it from the read
-        noise. Without it one is assumed for which sigma² >= 0.
+        Value of the input for no light, such as the mean of a dark frame. The stack cannot tell it from read noise:
+        without it an offset is assumed for which sigma² >= 0.
     channel_axis : int, optional
         An axis of one sample.
     mask : array_like of bool, optional

@@ -92,10 +92,9 @@ def estimate_noise(
         True where samples are missing.
     flat : pair of slice, optional
         Rows and columns of a part of the image that holds nothing but noise, such as ``np.s_[20:84, 300:400]``: at
-        least 32 x 32 samples of one level, apart from light that falls off smoothly. The noise is measured there alone.
-        ``measured`` then holds the `level`, the standard deviation (`sigma`) and the `correlation` with the next row
-        and column, for each channel. One level cannot tell how noise follows the intensity: it counts as the same
-        everywhere.
+        least 32 x 32 samples of one level, apart from light that falls off smoothly. Only this part is measured, and
+        its noise counts as that of all intensities. ``measured`` then holds the `level`, the standard deviation
+        (`sigma`) and the `correlation` with the next row and column, for each channel.
 
     Returns
     -------
@@ -104,8 +103,8 @@ def estimate_noise(
     Raises
     ------
     InputError
-        As `denoise`. For `flat` where the part is outside the image, too small, clipped or not flat, or has missing
-        samples, for anything but an image, and together with `mask`.
+        As `denoise`; for a `flat` part that is outside the image, too small, clipped or not flat, or has missing
+        samples; for `flat` with anything but an image, or together with `mask`.
     """
     samples, missing, told = signals_of(image, channel_axis, axes, mask)
     if flat is not None:

@@ -70,7 +70,7 @@ class Reduction:
     rest : GaussianNoise or None
         The noise that remains; None where its strength is not known.
     few : Poisson or None
-        The model, where counts are too few for a transform to even out their noise.
+        The model where counts are too few for the transform to make their noise even; else None.
     """
 
     samples: Array
@@ -86,7 +86,7 @@ class Reduction:
 
 
 class Noise(ABC):
-    """A model of noise: a frozen dataclass whose fields are numbers and arrays.
+    """A model of noise: a frozen dataclass.
 
     A subclass defines `kind`, `describe`, `reduce`, and `sample` or `_noisy`; the metadata of a field bound its number,
     as arguments of `nlflow.errors.check_number`.
@@ -180,7 +180,7 @@ class Noise(ABC):
         """
 
     def completed(self, samples: Array, missing: NDArray[np.bool_] | None = None) -> Self:
-        """Return the noise with its open fields found from samples (..., C)."""
+        """Return the model with what `reduce` needs found from samples (..., C) where it was left open."""
         return self
 
     def of_channels(self, which: NDArray[np.bool_]) -> Noise:
@@ -188,7 +188,7 @@ class Noise(ABC):
         return self
 
     def with_sigma(self, sigma: Any) -> tuple[Self, Any]:
-        """Return the noise with a `sigma` that was given beside it, and what is left of `sigma`."""
+        """Return the model with a `sigma` given beside it, and None; or itself and `sigma` if it has no use for it."""
         return self, sigma
 
     @property
@@ -207,7 +207,7 @@ class Noise(ABC):
         return False
 
     def strength(self, samples: Array, missing: NDArray[np.bool_] | None = None) -> float | None:
-        """Return the root mean square over samples (..., C); None where it is not known."""
+        """Return the root mean square of Gaussian noise over samples (..., C); None for other noise."""
         return None
 
     def nearest_white(self, channels: int, dimension: int) -> Noise:
@@ -215,7 +215,7 @@ class Noise(ABC):
         return self
 
     def by_intensity(self, samples: Array) -> Noise:
-        """Return Gaussian noise in place of counts, which `scaled` refuses."""
+        """Return Gaussian noise of the strength of counts, which `scaled` refuses; other noise itself."""
         return self
 
     def separated(self) -> Noise:
@@ -228,7 +228,8 @@ class Noise(ABC):
         Raises
         ------
         InputError
-            For a factor < 0, a strength out of range, and noise whose strength is open or follows from the samples.
+            For a factor < 0, a strength out of range, counts, impulses, hot pixels and spikes (these unless the factor
+            is 1), and a `sigma` that is to be found.
         """
         factor, value = check_number("factor", factor, minimum=0), getattr(self, self.amount)
         if value is None and self.undone:
@@ -434,7 +435,7 @@ class Mixture(Noise):
         Raises
         ------
         InputError
-            As the parts, and for a Gaussian noise beside a part that changes the units.
+            As the parts, and for a Gaussian noise beside counts, magnitudes or speckle.
         """
         result = Reduction(samples, missing=missing)
         for part in self.parts:
@@ -448,7 +449,7 @@ class Mixture(Noise):
         return replace(self, parts=[part.by_intensity(samples) for part in self.parts])
 
     def scaled(self, factor: float) -> Self:
-        """Scale the parts that are left to a flow; see `Noise.scaled`."""
+        """Scale the parts that are left to a flow."""
         return replace(self, parts=[part if part.undone else part.scaled(factor) for part in self.parts])
 
 

@@ -49,7 +49,7 @@ class GaussianNoise(Noise):
         relative to the strongest, as p^(1 - compressed).
     places : array of shape (a,), (a, b) or (a, b, c), optional
         Standard deviation from place to place, relative to `sigma`: at the middles of so many equal parts along each
-        axis, linear between them, constant beyond. A denoiser takes constant areas for free of noise then.
+        axis, linear between them, constant beyond. With it a denoiser takes constant areas to be free of noise.
 
     Raises
     ------
@@ -186,7 +186,7 @@ class GaussianNoise(Noise):
         return np.asarray(sigma[:, None, None] ** 2 * full / full.mean(axis=(1, 2), keepdims=True))
 
     def counted(self, channels: int, dimension: int) -> spectra.Spectrum:
-        """Return `powers` as a denoiser counts them, by `compressed`."""
+        """Return `powers`, with weak ones raised by `compressed`."""
         powers = self.powers(channels, dimension)
         if self.compressed:
             strongest = powers.max(axis=(1, 2), keepdims=True)
@@ -297,7 +297,7 @@ class GaussianNoise(Noise):
         return with_stripes(self)
 
     def range(self) -> float:
-        """Return the largest distance along an axis at which the correlation first falls below 0.2."""
+        """Return the distance in samples at which the correlation first is below 0.2, along the axis of the longest."""
         if self.spectrum is None:
             return 0.0
         far = 0

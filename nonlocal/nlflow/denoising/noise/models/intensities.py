@@ -40,7 +40,7 @@ class Evened(Noise):
         """Return the samples without noise for which the function has this mean."""
 
     def stabilize(self, image: Any) -> Array:
-        """Return samples with noise of about one standard deviation.
+        """Return samples whose noise has about the same standard deviation everywhere.
 
         Parameters
         ----------
@@ -50,14 +50,14 @@ class Evened(Noise):
         Returns
         -------
         array
-            Same shape; float32 for float32, float64 for integers. Counts come without units, with noise of about 1;
-            magnitudes in the units of the input, with noise of about `sigma`.
+            Same shape; float32 for float32, float64 for integers. Counts lose their units, and their noise is about 1;
+            magnitudes keep them, and their noise is about `sigma`.
 
         Raises
         ------
         InputError
-            For NaN and infinities, for negative magnitudes, for counts below `offset` where `sigma` is 0, and where the
-            strength is not known.
+            For no samples, NaN and infinities, negative magnitudes, counts below `offset` where `sigma` is 0, and an
+            unknown strength.
         """
         values = floats_of("image", image)
         return np.asarray(self._even(values), dtype=values.dtype)
@@ -73,12 +73,13 @@ class Evened(Noise):
         Returns
         -------
         array
-            Same shape, in the units of the input; no signal where `stable` is below the mean of pure noise.
+            Same shape, in the units of the input; `offset` of counts, and 0 of magnitudes, where `stable` is below the
+            mean of pure noise.
 
         Raises
         ------
         InputError
-            For NaN and infinities, and where the strength is not known.
+            For no samples, NaN and infinities, and an unknown strength.
         """
         values = floats_of("stable", stable)
         return np.asarray(self._uneven(values.astype(np.float64)), dtype=values.dtype)
@@ -186,7 +187,7 @@ class Poisson(Evened):
         return mean < self.offset + OfCounts.few * self.gain
 
     def with_sigma(self, sigma: Any) -> tuple[Self, Any]:
-        """Refuse a sigma, which counts do not have."""
+        """Raise `InputError` if a sigma is given, which counts do not have."""
         if sigma is not None:
             raise InputError(
                 "sigma: got a value with noise='poisson', where the noise follows from the counts; leave it out, or "
@@ -202,7 +203,7 @@ class Poisson(Evened):
         return GaussianNoise(1.0, intensities=places, strengths=strengths)
 
     def scaled(self, factor: float) -> Self:
-        """Refuse: the noise of counts follows from the samples."""
+        """Raise `InputError`: the noise of counts follows from the samples."""
         raise InputError(f"strength: got {factor:g} with counts, whose noise follows from them; leave it at 1")
 
     def _even(self, values: Array) -> Floats:

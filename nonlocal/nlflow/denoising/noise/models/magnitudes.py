@@ -255,7 +255,7 @@ class Magnitudes(Evened):
 
     @property
     def even_sigma(self) -> float:
-        """`sigma`, or None if it is not known."""
+        """`sigma`; raises `InputError` if it is not known."""
         return float(self._known("sigma"))
 
     def _noisy(self, samples: Array, rng: np.random.Generator) -> Array:
@@ -284,8 +284,8 @@ class Magnitudes(Evened):
     def completed(self, samples: Array, missing: NDArray[np.bool_] | None = None) -> Self:
         """Find the strength from the samples where none was given.
 
-        By a background whose mean and spread have the ratio of pure noise, else by a fixed point (Foi 2011): samples
-        that are stabilized with the right strength have noise of that strength. O(N).
+        From a background whose mean and spread have the ratio of pure noise; else as the sigma for which stabilized
+        samples have noise of strength sigma (Foi 2011). O(N).
 
         Raises
         ------
@@ -330,7 +330,7 @@ class Rician(Magnitudes):
     Notes
     -----
     `stabilize` takes a growing function f for which f(z) has a standard deviation of 0.96 to 1.03 sigma; `unstabilize`
-    goes from E[f(z)] to x. Near x = 0 a small error of the mean makes an error of x of about its root in sigma.
+    goes from E[f(z)] to x. Near x = 0 an error of ε sigma in that mean makes an error of about 1.5 √ε sigma in x.
 
     References
     ----------

@@ -27,21 +27,22 @@ class Impulses(Strewn):
     Parameters
     ----------
     density : float, optional
-        Part of the samples that is replaced, 0 <= density < 1; found with all else where it is not given.
+        Part of the samples that is replaced, 0 <= density < 1; where it is not given, all is found from the samples.
     low, high : float, optional
-        Values that replace, in the units of the input, low <= high; each half of the time (salt and pepper).
+        Values that replace, in the units of the input, low <= high, each equally often (salt and pepper).
     random : bool
-        Any value from low to high, all equally likely.
+        Whether any value from low to high replaces, all equally likely.
 
     Raises
     ------
     InputError
-        For a density outside [0, 1), and with one for low > high, and numbers that are missing or not finite.
+        For a density outside [0, 1), and beside a density for low > high, and for a `low` or `high` that is missing or
+        not finite.
 
     Notes
     -----
-    `reduce` marks samples of value `low` or `high`, unless the picture itself has that value over an area; with
-    `random` samples that stick out of their neighbours by far, so that impulses near the values around them stay.
+    `reduce` marks samples of value `low` or `high` as missing, unless the picture itself has that value over an area.
+    With `random` it marks samples that are far from their neighbours; impulses near the values around them stay.
 
     Examples
     --------
@@ -216,17 +217,17 @@ def _in_piece(side: NDArray[np.bool_], density: float) -> NDArray[np.bool_]:
 @underflowing
 @dataclass(frozen=True)
 class HotPixels(Strewn):
-    """Single samples far brighter than what is around them, or in images darker: broken pixels, cosmic rays.
+    """Single samples far brighter or darker than what is around them: broken pixels, cosmic rays.
 
     Parameters
     ----------
     density : float, optional
         Part of the pixels that is hot, 0 <= density < 1; found with `level` and `fixed` where it is not given.
     level : float
-        Mean of what hot pixels add, in the units of the input, >= 0; only `sample` uses it.
+        Mean of what hot pixels add in `sample`, in the units of the input, >= 0; `reduce` ignores it.
     fixed : bool
-        Whether the same pixels are hot in all frames or slices, along the first axis of a volume or clip of at least 4.
-        False for images.
+        Whether the same pixels are hot in all frames or slices, which lie along the first axis; there must be at least
+        4. Give False for images and signals.
 
     Raises
     ------
@@ -235,8 +236,8 @@ class HotPixels(Strewn):
 
     Notes
     -----
-    `reduce` looks for what is sharper than the optics allow, in its frame or in the median over the frames with
-    `fixed`, dead pixels too; in a signal for `Spikes`. Warm pixels that noise may reach stay.
+    `reduce` marks as missing what is sharper than optics allow: in each frame, or with `fixed` in the median over the
+    frames; in a signal, `Spikes`. Hot pixels that are no brighter than noise may be stay.
 
     References
     ----------

@@ -96,8 +96,8 @@ class Hum(Subtracted):
     Raises
     ------
     InputError
-        For frequencies that are none, out of range or given twice, for sequences of different lengths, and for phases
-        without amplitudes.
+        For no frequencies, frequencies out of range or given twice, sequences of different lengths, and phases without
+        amplitudes.
 
     Notes
     -----
@@ -246,14 +246,14 @@ def _least_squares(basis: Floats, values: Floats, weights: Floats) -> Floats:
 @underflowing
 @dataclass(frozen=True)
 class Drift(Subtracted):
-    """A baseline of mean 0 that wanders more slowly than `scale` samples.
+    """A baseline that wanders with periods mostly longer than `scale` samples.
 
     Parameters
     ----------
     scale : float
         In samples, >= 8: the period of which about half counts as drift.
     sigma : float, optional
-        Standard deviation of the drift, in the units of the input, >= 0; only `sample` uses it.
+        Standard deviation of the drift in `sample`, in the units of the input, >= 0; `reduce` ignores it.
 
     Raises
     ------
@@ -262,10 +262,11 @@ class Drift(Subtracted):
 
     Notes
     -----
-    `estimate_noise` does not look for drift, since slow parts of the signal are taken out with it.
+    Slow parts of the signal are taken out with the drift, so `estimate_noise` never looks for it.
 
-    `reduce` finds the baseline b of samples y that minimizes ``Σ w (y - b)² + (scale / 2π)⁴ Σ (b'')²``, w Huber's
-    weights for y - b. With equal weights about 1 / (1 + (scale / P)⁴) of a wave of period P is in the baseline. O(N).
+    `reduce` subtracts the baseline b of samples y that minimizes ``Σ w (y - b)² + (scale / 2π)⁴ Σ (b'')²``, w Huber's
+    weights for y - b, less its mean. With equal weights about 1 / (1 + (scale / P)⁴) of a wave of period P is in the
+    baseline. O(N).
 
     References
     ----------

@@ -36,8 +36,8 @@ class Speckle(Noise):
     amplitude : bool
         Whether z is the root of an intensity: g is then the root of a gamma variable, of mean 1 too.
     spectrum : array of shape (h, w) or (C, h, w), for signals (n,) or (C, 1, n), optional
-        Power of the noise by frequency in the units of `reduce`, of any scale, as that of `GaussianNoise`. White where
-        there is none.
+        Power of the noise by frequency, in the units of `reduce` and of any scale, as that of `GaussianNoise`; white
+        where it is not given.
 
     Raises
     ------
@@ -46,12 +46,13 @@ class Speckle(Noise):
 
     Notes
     -----
-    `reduce` takes the logarithm of the local mean m (a Gaussian of a few samples) and a power of the ratio to it,
+    With m the local mean, under a Gaussian of a few samples, `reduce` returns
 
         D = log m + ((z / m)^p / e - 1) / p + w (E[g^(p + 1)] / e - 1),      e = E[g^p],
 
-    p = 1/3 of intensities and 2/3 of amplitudes, w the weight of a sample in m, and of what is correlated with it. D is
-    about log x on average where m is about x, with nearly Gaussian noise of standard deviation `stable_sigma`.
+    p = 1/3 for intensities and 2/3 for amplitudes. w is the weight of a sample in m; with a spectrum, the sum of all
+    weights, each times its correlation with that sample. Where m is about x, D has a mean of about log x, and nearly
+    Gaussian noise of standard deviation `stable_sigma`.
 
     References
     ----------
@@ -82,7 +83,7 @@ class Speckle(Noise):
 
     @property
     def stable_sigma(self) -> float:
-        """Standard deviation of the noise in the units of `reduce`, without units."""
+        """Standard deviation of the noise after `reduce`."""
         if self.looks > OfSpeckle.many:
             return 1 / math.sqrt(self.looks) / self._root_of
         return math.sqrt(self._moment(2 * self._power) / self._moment(self._power) ** 2 - 1) / self._power
@@ -136,7 +137,7 @@ class Speckle(Noise):
         return Reduction(stable.astype(samples.dtype), back, missing, rest)
 
     def scaled(self, factor: float) -> Self:
-        """Return speckle of looks / factor²: intensities have `factor` times the deviation, amplitudes about so."""
+        """Return speckle of looks / factor²: `factor` times the standard deviation, of amplitudes approximately."""
         factor = check_number("factor", factor, minimum=0, strict=True, hint="speckle of infinitely many looks is none")
         return replace(self, looks=self.looks / factor / factor)
 
@@ -163,14 +164,14 @@ class LogSpeckle(Noise):
 
     Notes
     -----
-    The noise is skewed: the logarithm of nearly nothing is a black dot. `reduce` draws them in: with y = z
-    / scale, m its local mean (a Gaussian of a few samples) and M = m - E[log g],
+    The noise is skewed: the logarithm of nearly nothing is a black dot. `reduce` makes such dots less deep. With
+    y = z / scale, m its local mean under a Gaussian of a few samples, and M = m - E[log g],
 
         D = M + (exp(p (y - M)) / E[g^p] - 1) / p + E[log g] + b,      p = 1/3,
 
-    has nearly Gaussian noise, of the standard deviation of `Speckle.stable_sigma`, and the mean of y where x is even; b
-    is the bias of an m that shares its noise with y. So x is the mean of what was recorded; the logarithm of the mean
-    intensity is higher by -scale E[log g], 2.5 dB for one look.
+    has nearly Gaussian noise of standard deviation `Speckle.stable_sigma`, and the mean of y where x is constant; b
+    makes up for the noise that m shares with y. `reduce` returns scale D. So x is the mean of what was recorded;
+    the logarithm of the mean intensity is higher by -scale E[log g], 2.5 dB for one look.
 
     References
     ----------
@@ -212,7 +213,7 @@ class LogSpeckle(Noise):
         return f"logarithms of {_looks(self)}: sigma {self.scale * math.sqrt(_trigamma(self.looks)):.3g}"
 
     def reduce(self, samples: Array, missing: NDArray[np.bool_] | None = None) -> Reduction:
-        """Reduce noise as the notes of the class say."""
+        """See the notes of the class."""
         from scipy.special import digamma
 
         rest = _rest(GaussianNoise(self.scale * Speckle(self.looks).stable_sigma, self.spectrum), samples)

@@ -23,15 +23,15 @@ _CUBIC: Final = np.array([1, -4, 6, -4, 1]) / math.sqrt(70)  # of norm 1: leaves
 @underflowing
 @dataclass(frozen=True)
 class Spikes(Strewn):
-    """Runs of a few samples of a recording are replaced by something far off: cosmic rays, clicks, jumps, dropouts.
+    """Runs of up to five samples of a recording that are far off: cosmic rays, clicks, jumps, dropouts.
 
     Parameters
     ----------
     density : float, optional
-        Spikes a sample in `sample`; where they were found, the part of the samples that is hit, 0 <= density < 1. None
-        where they are to be found.
+        0 <= density < 1: how many spikes begin per sample in `sample`, which adds spikes of one sample or more; in what
+        was found, the part of the samples that is hit.
     level : float
-        Mean height of spikes, in the units of the input, >= 0; only `sample` uses it.
+        Mean height of spikes in `sample`, in the units of the input, >= 0; `reduce` ignores it.
 
     Raises
     ------
@@ -40,10 +40,10 @@ class Spikes(Strewn):
 
     Notes
     -----
-    A run of up to five samples is a spike where free values meet it better than a line of two samples or more, or a
-    decay. Runs stay that may be the signal: alike in height or in their intervals, many, or as narrow as lines of the
-    recording and of one sign; and all runs in a recording of nothing but noise, or without noise. Far-off samples of
-    one value, strewn, count even then.
+    A run counts as a spike where no peak or decay of two samples width or more fits it. Runs that may be the signal
+    stay: those with similar heights or intervals, those that fill more than 2 % of the samples, and those of one
+    sign if the recording may have peaks as narrow; and all runs in a recording of nothing but noise, or without noise.
+    Far-off samples that all have one value, at uneven intervals, are spikes in noise alone too.
 
     `reduce` marks spikes of a single recording as missing, and interpolates those of several channels. O(N).
 

@@ -37,13 +37,13 @@ class Stripes(Subtracted):
 
     Notes
     -----
-    `reduce` finds the offsets o from robust differences d of rows i and i + k, k = 1, 2 (Welsch's estimate), by
-    minimizing
+    `reduce` subtracts the offsets o that, for robust differences d of rows i and i + k (Welsch's estimate), k = 1, 2,
+    minimize
 
         Σ ρ((o[i + k] - o[i] - d[i, k])² / v[i, k]) + Σ o[i]² / sigma²
 
-    with ρ of Student's law, and v from the spread of the differences. Low frequencies of the offsets stay in the image,
-    as they may be shading, and so does their mean. O(N).
+    with ρ of Student's law, and v from the spread of the differences. The mean and most of the low frequencies of the
+    offsets stay in the image, as they may be shading. O(N).
 
     Examples
     --------
