@@ -338,6 +338,8 @@ def test_from_matrix_of_whole_numbers() -> None:
 def test_from_matrix_refuses(matrix: Any, message: str) -> None:
     with pytest.raises(InputError, match=message):
         from_matrix(matrix, Grid((2, 2)))
+    with pytest.raises(InputError, match="domain: got tuple, expected a Grid or Points"):
+        from_matrix(np.eye(4), (2, 2))  # type: ignore[arg-type]
 
 
 def test_a_matrix_beyond_the_memory_limit_is_not_copied() -> None:

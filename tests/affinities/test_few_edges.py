@@ -94,6 +94,17 @@ def test_an_extension_that_is_constant_on_each_part_is_found(p: float) -> None:
     np.testing.assert_allclose(found.u, [0.1, 0.1, 0.1, 0.3, 0.3, 0.3], rtol=1e-14)
 
 
+def test_what_an_extension_is_not_of_is_named() -> None:
+    ends, two = nl.Constraint([0], 1.0), graph(2, edge=1.0)
+    for jp, constraint, words in (
+        (nl.J(two), ends, "jp: got J, expected a Jp"),
+        (nl.Jp(two, 3.0), {0: 1.0}, "constraint: got dict, expected Constraint"),
+        (nl.Jp(two, 1.0), ends, "p: got 1, expected p > 1"),
+    ):
+        with pytest.raises(nl.InputError, match=words):
+            harmonic_extension(jp, constraint)  # type: ignore[arg-type]
+
+
 @pytest.mark.numerical
 @pytest.mark.parametrize("channels", [1, 3])
 def test_an_extension_near_total_variation_reaches_its_tolerance(channels: int) -> None:

@@ -254,9 +254,11 @@ def from_matrix(matrix: Any, domain: Domain, memory_limit: float | None = None) 
     Raises
     ------
     InputError
-        For a wrong shape, negative or non-finite entries, or a row of zeros.
+        For a wrong shape, negative or non-finite entries, or a row of zeros, and for what is no domain.
     """
     check_detached("memory_limit", memory_limit)
+    if not isinstance(domain, Domain):
+        raise InputError(f"domain: got {type(domain).__name__}, expected a Grid or Points")
     from nlflow.affinities.dense import DenseAffinity
 
     result = DenseAffinity.from_matrix(matrix, domain, memory_limit)

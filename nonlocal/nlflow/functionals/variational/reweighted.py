@@ -119,6 +119,10 @@ def harmonic_extension(jp: Jp, constraint: Constraint, *, rtol: float = 1e-6, ma
     >>> [round(float(harmonic_extension(Jp(path, p), ends).u[1]), 4) for p in (2, 4)]  # x^3 = 8 (3 - x)^3 for p = 4
     [2.6667, 2.0]
     """
+    if not isinstance(jp, Jp):
+        raise InputError(f"jp: got {type(jp).__name__}, expected a Jp")
+    if not isinstance(constraint, Constraint):
+        raise InputError(f"constraint: got {type(constraint).__name__}, expected Constraint(nodes, values)")
     if jp.p == 1:
         raise InputError("p: got 1, expected p > 1, for which the extension is unique; use p slightly above 1")
     rtol = check_number("rtol", rtol, minimum=0, strict=True)
