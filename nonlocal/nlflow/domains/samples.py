@@ -117,7 +117,6 @@ def exact_means(signal: NDArray[Any]) -> Floats:
 
 
 def by_rows(convert: Callable[[NDArray[Any]], NDArray[Any]], values: NDArray[Any], dtype: Any) -> NDArray[Any]:
-    """Return ``convert(values)``, made some rows at a time to save memory."""
     result = np.empty(values.shape, dtype)
     rows = max(_PIECE * len(values) // max(values.size, 1), 1)
     for first in range(0, len(values), rows):
@@ -141,7 +140,6 @@ def is_ruled(values: NDArray[Any]) -> bool:
 
 
 def varying(signal: NDArray[Any], missing: NDArray[np.bool_] | None = None) -> NDArray[np.bool_]:
-    """Return which channels of a signal (..., C) are not constant where samples are present."""
     present = signal.reshape(-1, signal.shape[-1]) if missing is None else signal[~missing]
     some = present[:: max(len(present) // _NARROW, 1)]
     for seen in (some, present):  # a look at few is mostly enough

@@ -453,7 +453,7 @@ def function_of(
     method : {'auto', 'transform', 'dense', 'chebyshev', 'lanczos'}
         - ``transform``: on periodic and reflecting grids with a position kernel and one fidelity, O(N log N).
         - ``dense``: eigenvalues and eigenvectors, O(N^3) once and O(N^2) memory.
-        - ``chebyshev``: as many averages as the expansion has terms.
+        - ``chebyshev``: as many averages as the degree of an expansion.
         - ``lanczos``: for a g with a singularity at or near the interval; memory for `maxiter` signals.
         - ``auto``: the first that suits.
     maxiter : int
@@ -544,7 +544,6 @@ def _root_measure(flow: LinearFlow, size: int) -> Floats:
 
 
 def symmetric_flow(given: Any, metric: str | Metric | None = None, name: str = "L") -> LinearFlow:
-    """Return the flow whose A is meant; `InputError` where g(A) is not defined."""
     if isinstance(given, LinearFlow) and metric is not None:
         raise InputError(f"metric: got {metric!r} for a flow, which has its own, {given.metric!r}; leave it out")
     if isinstance(given, Affinity):

@@ -382,7 +382,6 @@ class Loop:
 
     @property
     def names(self) -> list[str]:
-        """Names of the watchers, numbered where several are of one kind."""
         names: list[str] = []
         for watcher in self.watchers:
             same = sum(name.split("-")[0] == watcher.name for name in names)

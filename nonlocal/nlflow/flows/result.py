@@ -251,7 +251,6 @@ def to_dataset(solution: Any, domain: Any) -> Any:
 
 
 def layout_of(domain: Domain, frame: NDArray[Any], attributes: dict[str, Any]) -> Layout:
-    """Return the layout of a run's frames, from the first."""
     return Layout(
         domain,
         frame.shape,

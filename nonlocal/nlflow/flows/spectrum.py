@@ -90,7 +90,6 @@ def extreme(
     matvec: Callable[[Floats], Floats], n: int, which: str, k: int = 1, *, symmetric: bool = False,
     rounding: float = _ROUNDING, relative: float = math.inf, **options: Any,
 ) -> NDArray[Any]:  # fmt: skip
-    """Return `extreme_pairs` without vectors and residuals."""
     return extreme_pairs(matvec, n, which, k, symmetric=symmetric, rounding=rounding, relative=relative, **options)[0]
 
 

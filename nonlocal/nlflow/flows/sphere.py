@@ -312,7 +312,6 @@ class SphereFlow(Flow):
 
 
 def tangent(x: Array, a: Array) -> Array:
-    """Return the part of a that is tangent to the sphere at x, both (N, d)."""
     return a - namespace(x).sum(x * a, axis=1, keepdims=True) * x
 
 

@@ -115,7 +115,6 @@ class Terms:
 
     @property
     def tracked(self) -> bool:
-        """Whether a constant source asks for a gradient."""
         source = self.source
         return source is not None and not source.timed and bool(getattr(source.at(0.0), "requires_grad", False))
 
@@ -130,7 +129,6 @@ class Terms:
 
     @property
     def words(self) -> list[str]:
-        """The terms, in words."""
         return [*self.moving, *([] if self.constraint is None else [f"constraint {self.constraint!r}"])]
 
     @property
@@ -148,7 +146,6 @@ class Terms:
 
     @property
     def bound(self) -> float:
-        """Bound of the slope of the reaction, 0 without one."""
         return 0.0 if self.reaction is None else self.reaction.bound
 
     @property
