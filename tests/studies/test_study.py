@@ -360,6 +360,21 @@ def test_diversity_and_rates_of_equilibria() -> None:
     result.figure()
 
 
+@pytest.mark.parametrize(
+    ("kind", "options", "symbol"),
+    [
+        ("stability", {}, r"$\tilde\lambda$"),
+        ("equilibrium", {"metric": "degree", "fidelity": [1.0, 2.0, 4.0]}, r"$\tilde\lambda$"),
+        ("equilibrium", {"metric": "l2", "fidelity": [1.0, 2.0, 4.0]}, r"$\lambda$"),
+        ("equilibrium", {"fidelity": [1.0, 2.0, 4.0]}, r"$\lambda$"),
+    ],
+)
+def test_a_fidelity_in_the_measure_of_degrees_has_its_own_symbol(kind: str, options: Any, symbol: str) -> None:
+    result = run_study(kind, nodes=8, boundary="periodic", **options)
+    for form in ("markdown", "latex"):
+        assert f"{symbol} [1 / time]" in result.table(form)
+
+
 @pytest.mark.parametrize("width", [0.01, 0.0085])
 def test_equilibria_of_nodes_that_almost_fall_into_parts(width: float) -> None:
     fidelity = [1e-3, 1e-2, 1e-1]

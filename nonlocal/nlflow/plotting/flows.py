@@ -59,7 +59,7 @@ def spacetime_figure(
     Parameters
     ----------
     panels : mapping of str to (t, u)
-        Times of shape (T,), increasing from 0 or later, and the signal at each of them, shape (T, N).
+        Increasing times of shape (T,), at least two of them above 0, and the signals at them, of shape (T, N).
     x : numpy.ndarray, shape (N,), optional
         Increasing coordinates of the nodes; by default their numbers.
     title : str, optional

@@ -75,20 +75,20 @@ def _varying(rows: Sequence[Row]) -> tuple[list[str], list[str]]:
 
 
 def _markdown(rows: list[Row], names: list[str], alike: list[str]) -> str:
-    lines = [[_heading(name) for name in names], ["---:" if _numeric(rows, name) else "---" for name in names]]
+    lines = [[_heading(name, rows) for name in names], ["---:" if _numeric(rows, name) else "---" for name in names]]
     lines += [[_math(row.get(name), _piped) for name in names] for row in rows]
-    shared = ", ".join(f"{_heading(name)} {_math(rows[0].get(name), _piped)}" for name in alike)
+    shared = ", ".join(f"{_heading(name, rows)} {_math(rows[0].get(name), _piped)}" for name in alike)
     head = f"All rows: {shared}\n\n" if alike else ""
     return head + "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
 def _latex(rows: list[Row], names: list[str], alike: list[str]) -> str:
     """Return rows as a tabular with the rules of booktabs; what all rows share is for the caption, in a comment."""
-    heads = " & ".join(_outside_math(_heading(name), latex_text) for name in names)
+    heads = " & ".join(_outside_math(_heading(name, rows), latex_text) for name in names)
     body = [" & ".join(_math(row.get(name), latex_text) for name in names) for row in rows]
     columns = "".join("r" if _numeric(rows, name) else "l" for name in names)
     shared = ", ".join(
-        f"{_outside_math(_heading(name), latex_text)} {_math(rows[0].get(name), latex_text)}" for name in alike
+        f"{_outside_math(_heading(name, rows), latex_text)} {_math(rows[0].get(name), latex_text)}" for name in alike
     )
     lines = [r"% \usepackage{booktabs}", *([f"% All rows: {shared}"] if alike else [])]
     lines += [f"\\begin{{tabular}}{{{columns}}}", r"\toprule", f"{heads} \\\\", r"\midrule"]
@@ -137,7 +137,9 @@ def number_in_math(value: float, digits: int = 5) -> str:
     return rf"{mantissa} \times 10^{{{int(exponent)}}}" if exponent else mantissa
 
 
-def _heading(name: str) -> str:
+def _heading(name: str, rows: Sequence[Row]) -> str:
+    if name == "fidelity" and all(row.get("metric") == "degree" or "growth_predicted" in row for row in rows):
+        name = "degree_fidelity"
     return QUANTITIES[name].heading if name in QUANTITIES else name.replace("_", " ")
 
 
