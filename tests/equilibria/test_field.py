@@ -90,6 +90,16 @@ def test_samples_of_a_seed_are_the_same() -> None:
     assert np.array_equal(field.sample(2, rng=np.random.default_rng(5)), field.sample(2, rng=5))
 
 
+@pytest.mark.parametrize("method", ["root", "perturbed"])
+def test_samples_have_the_type_of_the_observed_signal(method: str) -> None:
+    problem = Problem("l2", "number")
+    wide = problem.field.sample(2, rng=3, method=method)
+    energy = nl.E(problem.energy.given, problem.f.astype(np.float32), 0.3)
+    single = GaussianField(energy, beta=BETA).sample(2, rng=3, method=method)
+    assert (wide.dtype, single.dtype) == (np.float64, np.float32)
+    np.testing.assert_allclose(single, wide, rtol=0, atol=1e-4)
+
+
 @pytest.mark.numerical
 @pytest.mark.parametrize("measure", ["l2", "degree"])
 @pytest.mark.parametrize("boundary", ["periodic", "reflect"])

@@ -208,7 +208,7 @@ class GaussianField:
             drawn = self.deviations(number * channels, rng, method)
             drawn = xp.reshape(drawn, (*whole[:axes], number, channels)) + xp.reshape(mean, shape)[..., None, :]
             parts.append(xp.reshape(xp.moveaxis(drawn, axes, 0), (number, *whole)))
-        return xp.concat(parts, axis=0)
+        return xp.astype(xp.concat(parts, axis=0), mean.dtype)
 
     def deviations(self, count: int, rng: np.random.Generator, method: str = "auto") -> Array:
         """Return signals of one channel less its mean, ``domain.shape + (count,)``."""
