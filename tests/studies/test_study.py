@@ -14,6 +14,7 @@ import pytest
 
 import nlflow as nl
 from nlflow import ExpDotProduct, Gaussian, Grid, InputError, Laplace, Points, TopHat, run_study
+from nlflow.errors import NumericalError
 from nlflow.flows.integrators import ExplicitEuler, Integrator, RungeKutta
 from nlflow.kernels import RadialKernel
 from nlflow.studies import StudyResult
@@ -392,6 +393,12 @@ def test_equilibria_of_nodes_that_almost_fall_into_parts(width: float) -> None:
     assert [fit for fit in near.fits if fit.passed is False] == []
     for row in near.rows:
         assert np.isnan(row["rate"]) or row["rate"] == pytest.approx(gap + row["fidelity"], rel=1e-3)
+
+
+def test_too_many_nodes_that_almost_fall_into_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nlflow.studies.settings.DENSE", 15)
+    with pytest.raises(NumericalError, match=r"too long for 16 nodes; use at most 15, or a wider kernel \[in the case"):
+        run_study("equilibrium", kernel=Gaussian(0.01), nodes=16, boundary="isolated", metric="l2")
 
 
 def test_equilibria_of_attention() -> None:

@@ -17,7 +17,7 @@ from nlflow.studies.contract import JUDGED, ROUNDING, Kind, Options, Row, column
 from nlflow.studies.fits import FEWEST, Fit, largest, no_fit, power_fit, regress
 from nlflow.studies.options import DEVICE, GRID, OWN, check_sizes
 from nlflow.studies.quantities import QUANTITIES
-from nlflow.studies.settings import DENSE, build, build_flow, exact_solution
+from nlflow.studies.settings import DENSE, build, build_flow, exact_course, exact_solution
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -141,8 +141,7 @@ def _rate(flow: LinearFlow, limit: Array, start: Array, predicted: float) -> flo
     if not _RATE_OFF * predicted > _FOLDS[-1] * ROUNDING * flow.spectral_bounds()[1]:
         return math.nan
     times = [float(t) for t in _FOLDS / predicted]
-    courses = [exact_solution(flow, start, t)[0] for t in times]
-    distances = [diversity(flow, u - limit) for u in courses]
+    distances = [diversity(flow, u - limit) for u in exact_course(flow, start, times)]
     floor = ROUNDING * diversity(flow, start)
     # In units of the predicted time: times themselves may be too small to square.
     kept = [(fold, math.log(d)) for fold, d in zip(_FOLDS, distances, strict=True) if d > floor]

@@ -176,17 +176,34 @@ def integrate(flow: LinearFlow, start: Array, times: float | list[float], integr
 
 def exact_solution(flow: LinearFlow, start: Array, t: float) -> tuple[Array, float]:
     """Return u(t) to about rounding, and a bound of its relative error."""
-    few, size = flow.affinity.domain.size <= DENSE, t * flow.spectral_bounds()[1]
-    if not flow.symmetric or (few and size > _LONG):
-        return _by_squares(flow, start, t), float(np.finfo(np.float64).eps) * size if flow.symmetric else 0.0
+    if _is_dense(flow, t):
+        rounding = float(np.finfo(np.float64).eps) * t * flow.spectral_bounds()[1] if flow.symmetric else 0.0
+        return _by_squares(flow, start, t), rounding
+    solution = _expanded(flow, start, t)
+    return solution.final, 2 * float(solution.stats["error_bound"])
+
+
+def exact_course(flow: LinearFlow, start: Array, times: list[float]) -> list[Array]:
+    """Return u at increasing times, each to about rounding."""
+    if _is_dense(flow, times[-1]):
+        return [_by_squares(flow, start, t) for t in times]
+    return list(_expanded(flow, start, times).u)
+
+
+def _is_dense(flow: LinearFlow, t: float) -> bool:
+    few = flow.affinity.domain.size <= DENSE
+    return not flow.symmetric or (few and t * flow.spectral_bounds()[1] > _LONG)
+
+
+def _expanded(flow: LinearFlow, start: Array, times: float | list[float]) -> Solution[Any]:
     try:
-        solution = integrate(flow, start, t, Exponential(tol=1e-13))
+        return integrate(flow, start, times, Exponential(tol=1e-13))
     except NumericalError as error:
+        end = times if isinstance(times, float) else times[-1]
         raise NumericalError(
-            f"the nodes almost fall into parts: t={t:.3g}, in which these mix, is too long for "
+            f"the nodes almost fall into parts: t={end:.3g}, in which these mix, is too long for "
             f"{flow.affinity.domain.size} nodes; use at most {DENSE}, or a wider kernel"
         ) from error
-    return solution.final, 2 * float(solution.stats["error_bound"])
 
 
 def _by_squares(flow: LinearFlow, start: Array, t: float) -> Array:
