@@ -27,20 +27,11 @@ MEDIAN_SQUARE = 0.4549364231195724  # of one: TO_SIGMA**-2
 
 @dataclass(frozen=True)
 class Figure:
-    """A number, or several.
+    """A number, or several."""
 
-    Attributes
-    ----------
-    value : Any
-        By the number of axes, or by case, where it depends on that.
-    meaning : str
-    source : str
-        How it was chosen, measured or derived.
-    """
-
-    value: Any
+    value: Any  # a dict by the number of axes, or by case, where it depends on that
     meaning: str
-    source: str
+    source: str  # how it was chosen, measured or derived
 
 
 def figure(value: T, meaning: str, source: str = "") -> T:

@@ -32,7 +32,7 @@ NO_NOISE: Final = "no noise"
 
 
 class Word(NamedTuple):
-    """Texts beside a word."""
+    """Texts beside a word of ``noise=``."""
 
     label: str
     help: str
@@ -76,7 +76,6 @@ def model_class(kind: str) -> type[Noise]:
 
 
 def kinds() -> list[str]:
-    """Return all kinds, those of programs too."""
     return sorted({*KINDS, *_defined()})
 
 
@@ -88,7 +87,6 @@ def has_sigma(word_or_model: str | Mapping[str, Any] | None) -> bool:
 
 
 def verdict_of(noise: str, confidence: str) -> str:
-    """Return noise in words, and how sure it is where it was found out."""
     if not confidence:
         return noise
     return f"{noise}{' found' if noise == NO_NOISE else ''} (confidence {confidence})"

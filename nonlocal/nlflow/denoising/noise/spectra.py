@@ -60,7 +60,6 @@ def taken_over(size: int) -> NDArray[np.float64]:
 
 
 def fade(share: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Fall from 1 to 0 between `OfSpectra.taken` and 1."""
     return np.asarray(0.5 - 0.5 * np.cos(np.pi * np.clip((1 - share) / (1 - OfSpectra.taken), 0, 1)))
 
 

@@ -23,7 +23,6 @@ class Enlarged:
     noise: GaussianNoise | None
 
     def small(self, samples: Array) -> Array:
-        """One sample a cell."""
         return samples[self.corner[0] :: self.side, self.corner[1] :: self.side]
 
 

@@ -43,41 +43,17 @@ _UNKNOWN: Final = 100.0  # of the spread: too few blocks to tell
 
 @dataclass(frozen=True)
 class Evidence:
-    """Measured figures.
+    """Figures of blocks that are chosen by other coefficients (Colom et al. 2014, doi 10.1109/ICIP.2014.7025865)."""
 
-    Attributes
-    ----------
-    features : array of shape (F,)
-        Figures without units; F depends on whether there are colours.
-    powers : array of shape (P, B)
-        Of the quietest blocks, in each plane and band: variances of orthonormal coefficients.
-    tables : list of arrays (P, n, n)
-        The same for each coefficient of blocks of each size.
-    intensities, strengths : array of shape (K,)
-        Mean intensity of each class, and the relative variance of its quietest blocks.
-    reference : float
-        Standard deviation of the highest frequencies in the quietest blocks: the unit of features.
-    grey : bool
-        Whether three channels hold one grey picture, so that features are those of the luminance.
-    tails : float
-        By how many standard errors the fourth moment within the quietest blocks is above that of Gaussian noise.
-    span : float
-        Range of the samples in the windows.
-
-    References
-    ----------
-    Blocks chosen by some coefficients and measured by others: Colom et al. 2014 (doi 10.1109/ICIP.2014.7025865).
-    """
-
-    features: Array
-    powers: Array
-    tables: list[Array]
-    intensities: Array
-    strengths: Array
-    reference: float = 1.0
-    grey: bool = False
-    tails: float = 0.0
-    span: float = 1.0
+    features: Array  # (F,) without units; F depends on whether there are colours
+    powers: Array  # (P, B) of planes and bands: variances of orthonormal coefficients of the quietest blocks
+    tables: list[Array]  # (P, n, n) the same for each coefficient of blocks of each size
+    intensities: Array  # (K,) the mean of each class
+    strengths: Array  # (K,) relative variance of its quietest blocks
+    reference: float = 1.0  # standard deviation of the highest frequencies: the unit of features
+    grey: bool = False  # three channels hold one grey picture
+    tails: float = 0.0  # standard errors by which the fourth moment is above that of Gaussian noise
+    span: float = 1.0  # range of the samples in the windows
 
 
 def planes_of(channels: int) -> Array:
@@ -102,7 +78,6 @@ def windows(samples: Array, corners: list[tuple[int, int]]) -> Array:
 
 
 def blocks_of(planes: Array, size: int) -> Array:
-    """Cut windows into blocks."""
     count = SIDE // size
     cut = planes.reshape(-1, count, size, count, size).swapaxes(2, 3)
     return cut.reshape(-1, size, size)
@@ -129,7 +104,6 @@ def radius(size: int) -> Array:
 
 @lru_cache(maxsize=16)
 def in_band(band: int) -> NDArray[np.bool_]:
-    """Coefficients of a band."""
     size, low, high = BANDS[band]
     return np.asarray((radius(size) >= low) & (radius(size) < high))
 
@@ -141,7 +115,6 @@ def _even(size: int) -> NDArray[np.bool_]:
 
 @lru_cache(maxsize=3)
 def looked_at(size: int) -> NDArray[np.bool_]:
-    """Return which coefficients of blocks of a size are looked at: those of its bands and some above."""
     low = min(low for n, low, _ in BANDS if n == size)
     return np.asarray((radius(size) >= low) & (radius(size) < (1.5 if size == 8 else 0.6 if size == 16 else 0.3)))
 
@@ -161,13 +134,11 @@ def mean_table(planes: Array, size: int) -> Array:
 
 
 def in_bands(tables: list[Array]) -> Array:
-    """Mean powers (P, B)."""
     by_size = dict(zip(SIZES, (table.reshape(len(table), -1) for table in tables), strict=True))
     return np.stack([by_size[size][:, in_band(b)].mean(axis=1) for b, (size, _, _) in enumerate(BANDS)], axis=1)
 
 
 def is_flat(found: Evidence, shape: tuple[int, int]) -> bool:
-    """Tell whether powers are alike at all frequencies, but for chance."""
     counts = [max(shape[0] * shape[1] / size**2, 1.0) * in_band(b).sum() for b, (size, _, _) in enumerate(BANDS)]
     errors = np.sqrt(2 / (np.array(counts) * len(found.powers)))
     mean = found.powers.mean(axis=0)

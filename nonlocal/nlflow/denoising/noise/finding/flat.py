@@ -27,7 +27,6 @@ _ONE_LEVEL: Final = "how noise follows the intensity cannot be told from one lev
 
 
 def checked_part(samples: Array, flat: Any) -> tuple[slice, slice]:
-    """Return two slices inside an image."""
     if samples.ndim != 3 or min(samples.shape[:2]) < 2:
         raise InputError(f"flat: got a part of samples of shape {samples.shape[:-1]}, expected an image")
     if not (isinstance(flat, tuple) and len(flat) == 2 and all(isinstance(s, slice) for s in flat)):

@@ -20,27 +20,13 @@ _FARTHEST: Final = 5.0  # standard deviations of a figure: one that is farther w
 
 @dataclass(frozen=True)
 class Belief:
-    """What it says.
+    """What the network says of a picture."""
 
-    Attributes
-    ----------
-    probabilities : dict of str to float
-        Of `KINDS`.
-    shares : array of shape (P, B)
-        Of the measured standard deviation, that is noise.
-    light : float
-        How far the noise follows the light as quiet blocks say: from 0, not at all, to 1.
-    limits : array of shape (3,)
-        Quantiles `LIMITS` of the strength of all noise, in units of `Evidence.reference`.
-    confidence : {'high', 'medium', 'low'}
-        By how narrow the limits are.
-    """
-
-    probabilities: dict[str, float]
-    shares: Array
-    light: float
-    limits: Array
-    confidence: str
+    probabilities: dict[str, float]  # of `KINDS`
+    shares: Array  # (P, B) of the measured standard deviation, that is noise
+    light: float  # from 0 to 1: how far the noise follows the intensity as quiet blocks say
+    limits: Array  # (3,) quantiles `LIMITS` of the strength of all noise, in units of `Evidence.reference`
+    confidence: str  # 'high', 'medium', 'low': by how narrow the limits are
 
 
 @lru_cache(maxsize=2)

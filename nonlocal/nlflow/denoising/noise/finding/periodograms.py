@@ -61,31 +61,17 @@ def spectrum_of_signal(samples: Any, missing: NDArray[np.bool_] | None = None) -
 
 @dataclass(frozen=True)
 class Spectrum:
-    """Noise of a recording.
+    """Noise of a recording."""
 
-    Attributes
-    ----------
-    power : array of shape (n,)
-        As `spectrum_of_signal` returns it.
-    sure : float
-        Of the variance at frequencies that were measured, the share that is distributed as noise.
-    is_white : bool
-        Whether it is flat within its error.
-    white : float
-        Standard deviation of the white noise: by the level of a flat spectrum; otherwise by the lowest frequency.
-    fast : array of shape (n,)
-        The power without what stands out below an eighth of a cycle a sample.
-    """
-
-    power: Floats
-    sure: float
-    is_white: bool
-    white: float
-    fast: Floats
+    power: Floats  # (n,) as `spectrum_of_signal` returns it
+    sure: float  # the share of the measured variance that is distributed as noise
+    is_white: bool  # flat within its error
+    white: float  # standard deviation of white noise: by the level of a flat spectrum, else by the lowest frequency
+    fast: Floats  # (n,) the power without what stands out below an eighth of a cycle a sample
 
     @property
     def rise(self) -> float:
-        """The share of the variance that rises towards slow parts."""
+        """The share of the variance that `fast` leaves out."""
         return 1.0 - float(self.fast.sum() / self.power.sum())
 
     @property

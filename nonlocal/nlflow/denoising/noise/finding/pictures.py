@@ -78,21 +78,11 @@ def noise_of_picture(
 
 @dataclass(frozen=True)
 class Continued:
-    """The spectrum of strong noise in grey, which goes on to low frequencies as it does above them.
+    """The spectrum of strong noise in grey, continued to low frequencies with the slope that it has above them."""
 
-    Attributes
-    ----------
-    shares : array of shape (1, B)
-        Of the measured standard deviation, that is noise.
-    falls : bool
-        Whether the noise itself falls towards the highest frequencies, as white noise does not.
-    slope : float
-        Power of the frequency by which it grows below the lowest band.
-    """
-
-    shares: Array
-    falls: bool = False
-    slope: float = 0.0
+    shares: Array  # (1, B) of the measured standard deviation, that is noise
+    falls: bool = False  # towards the highest frequencies
+    slope: float = 0.0  # power of the frequency by which it grows below the lowest band
 
     @classmethod
     def of(cls, found: Evidence, belief: Belief) -> Continued:
@@ -123,7 +113,6 @@ def _middles() -> Array:
 
 
 def acts(clean: float) -> bool:
-    """Tell whether to take out noise costs less than to leave it, where a picture is so likely to be clean."""
     return _HARM * clean < 1 - clean
 
 
@@ -169,7 +158,6 @@ def _light(found: Evidence, belief: Belief) -> tuple[Array, Array] | tuple[None,
 
 
 def composed(found: Evidence, shares: Array, plane: int, slope: float = 0.0) -> Array:
-    """Return one plane's spectrum on the grid of frequencies."""
     from scipy.ndimage import gaussian_filter, map_coordinates
 
     share = 2 * np.abs(np.fft.fftfreq(OfSpectra.frequencies))

@@ -28,7 +28,6 @@ def limits_of(size: int, at_low: int, at_high: int) -> tuple[float, float]:
 
 
 def at_ends(present: NDArray[np.float64]) -> tuple[int, int, int]:
-    """Return how many samples from 0 to 1 there are, how many are 0, and how many 1."""
     return present.size, int(np.count_nonzero(present == 0)), int(np.count_nonzero(present == 1))
 
 
@@ -43,7 +42,6 @@ class Windows:
 
     @property
     def first(self) -> int:
-        """How many windows reach `OfWindows.first_error`."""
         frequencies = int(self.high.shape[1])
         return math.ceil(self.repeats / (2 * frequencies * OfWindows.first_error**2))
 
@@ -80,7 +78,6 @@ def _while_consistent(windows: Windows, order: NDArray[np.intp], share: float) -
 
 
 def sigma_of_volume(volume: NDArray[np.floating], absent: NDArray[np.bool_]) -> float:
-    """Sigma of a channel (D, H, W)."""
     unit, span = in_unit(volume, absent)
     if span == 0:
         return 0.0
@@ -331,36 +328,21 @@ def _touched(absent: NDArray[np.bool_], shape: tuple[int, int], steps: tuple[int
 
 @dataclass(frozen=True)
 class PartWindows:
-    """Windows that begin in a part of a channel, on the lattice of the whole.
+    """Windows (a, b) that begin in a part of a channel, on the lattice of the whole."""
 
-    Attributes
-    ----------
-    first : pair of int
-        Number of the first window, along the rows and the columns of windows.
-    structure, mean, touched, absent : array of shape (a, b)
-        Of each window the energy at low frequencies, the mean, whether it touches a sample that was filled in, and
-        whether it touches one that is missing.
-    high : array of shape (a, b, k)
-        Its coefficients at high frequencies.
-    ends : pair of (int, int, int)
-        How many samples there are, how many are the lowest and the highest of the whole: of all, and of those that
-        were not filled in.
-    repeated : int
-        How many samples that were not filled in are like the next one of the whole.
-    """
-
-    first: tuple[int, int]
-    structure: NDArray[np.float64]
+    first: tuple[int, int]  # number of the first window, along the rows and the columns of windows
+    structure: NDArray[np.float64]  # energy at low frequencies
     mean: NDArray[np.float64]
-    touched: NDArray[np.bool_]
-    absent: NDArray[np.bool_]
-    high: NDArray[np.float32]
+    touched: NDArray[np.bool_]  # by a sample that was filled in
+    absent: NDArray[np.bool_]  # a sample is missing
+    high: NDArray[np.float32]  # (a, b, k) coefficients at high frequencies
+    #: How many samples there are, and how many are the lowest and the highest of the whole: of all, and of those that
+    #: were not filled in.
     ends: tuple[tuple[int, int, int], tuple[int, int, int]]
-    repeated: int
+    repeated: int  # samples that were not filled in and are like the next one of the whole
 
 
 def window_sides(whole: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the sides of windows to be tried for an image of this shape without channels."""
     shape = _axes(whole)
     return tuple(side for side in OfWindows.sides[len(shape)] if side <= min(shape))
 

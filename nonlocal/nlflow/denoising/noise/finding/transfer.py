@@ -209,7 +209,6 @@ def magnitudes_of(found: PhotonTransfer) -> tuple[Magnitudes, bool] | None:
 
 
 def of_line(gain: float, intercept: float, low: float) -> Poisson:
-    """Return counts whose variance is a line over the mean, of samples from `low` on."""
     return _model(gain, intercept, _assumed(gain, intercept, 0.0, low), 0.0, low)
 
 

@@ -257,7 +257,6 @@ def _white(samples: Array, missing: NDArray[np.bool_] | None) -> Any:
 
 
 def two_valued(samples: Array, missing: NDArray[np.bool_] | None) -> bool:
-    """Tell whether no channel of samples (..., C) has more than two values."""
     present = samples.reshape(-1, samples.shape[-1]) if missing is None else samples[~missing]
     some = present[:: max(len(present) // OfImpulses.looked, 1) | 1]
     for seen in (some, present):  # a look at few is mostly enough
@@ -268,7 +267,6 @@ def two_valued(samples: Array, missing: NDArray[np.bool_] | None) -> bool:
 
 
 def of_two_values() -> NoiseEstimate:
-    """Return the verdict that it stays."""
     return NoiseEstimate(GaussianNoise(0.0), "low", (TWO_VALUES,), whole=False)
 
 

@@ -177,7 +177,6 @@ def _sticking_out(plane: Array, unknown: NDArray[np.bool_]) -> NDArray[np.bool_]
 
 
 def equal_neighbours(side: NDArray[np.bool_], unknown: NDArray[np.bool_]) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return how many neighbours each sample has, and how many of them are marked."""
     from scipy.ndimage import convolve
 
     window = np.ones([2 * r + 1 for r in _reach(side.shape)])

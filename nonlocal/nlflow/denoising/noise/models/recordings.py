@@ -206,7 +206,6 @@ def _named(frequencies: tuple[float, ...], coefficients: Floats) -> Hum:
 
 
 def fit(values: Floats, basis: Floats, present: NDArray[np.bool_]) -> Floats:
-    """Fit a basis (N, m)."""
     scale = float(np.abs(values[present]).max(initial=0.0))
     if scale == 0:
         return np.zeros(basis.shape[1])
