@@ -87,8 +87,9 @@ def denoise(
         Axis of colours or channels, which are compared together. Constant channels come back as they are.
     axes : str, optional
         One letter for each axis: T (time), Z, Y, X or C (channels), such as 'ZYX', 'TYXC' or 'CZYX'; for tensors also B
-        (a batch of images). At most three of T, Z, Y and X, T first. T before two others makes a clip, in which the
-        search follows motion. Without `axes` an array of three axes is a volume if each has at least 8 samples.
+        (a batch). At most three of T, Z, Y and X, T before the others. T before two others makes a clip, in which the
+        search follows motion. Without `axes` three axes without channels are a volume of at least 8 samples along each;
+        fewer are refused.
     spacing : array_like, optional
         Distance of samples along each axis but that of the channels, in any unit; equal by default. Along axes whose
         samples lie farther apart, patches and windows of a volume are thinner. Without effect on images and clips.
@@ -137,8 +138,8 @@ def denoise(
     channel that is nearly everywhere 0 or full.
 
     A tensor that requires a gradient gets derivatives for groups held still: groups, principal channels and an
-    estimated noise are constants. It is refused for an item that is returned unchanged, for missing samples, `stopping`
-    and models of noise that is not white. ``pixels``, clips and `separate` are refused for tensors.
+    estimated noise are constants. It is refused if an item is returned unchanged, for missing samples, `stopping` and
+    models of noise that is not white. ``pixels``, clips and `separate` are refused for all tensors.
 
     References
     ----------
@@ -257,12 +258,12 @@ def problem(
     keep: Any = None,
     preserve_range: bool = False,
 ) -> Problem:
-    """Return the flow that `denoise` solves, for own trackers, checkpoints and stopping rules.
+    """Return the flow that `denoise` solves, for trackers, checkpoints and stopping rules of your own.
 
     Parameters
     ----------
     image, sigma, quality, noise, channel_axis, axes, spacing, keep, preserve_range
-        As `denoise` takes them of arrays.
+        As in `denoise` for arrays.
 
     Returns
     -------
@@ -273,8 +274,8 @@ def problem(
     Raises
     ------
     InputError
-        As `denoise`; for an input without noise, samples that are missing or were replaced (impulses), few counts, and
-        a recording whose noise is to be found out; for ``pixels`` a map of the noise, for all others correlated noise.
+        As in `denoise`; for an input without noise, samples that are missing or were replaced (impulses), few counts,
+        and a recording whose noise is to be found out; for ``pixels`` a map of the noise, else correlated noise.
     MemoryLimitError
         When the flow does not fit the memory as a whole.
 

@@ -38,8 +38,8 @@ class Options:
     Parameters
     ----------
     strength : float
-        Multiple of the noise that is removed: above 1 for smoother results, below 1 for more detail. For noise that is
-        given as counts only 1.
+        Multiple of the noise that is removed: above 1 for smoother results, below 1 for more detail. A `Poisson` that
+        is given takes only 1.
     separate : bool
         Denoise each channel as if it were alone, for channels that have nothing to do with each other, such as the
         columns of a table.
@@ -50,7 +50,8 @@ class Options:
         follows the intensity, is refused.
     max_memory : float, optional
         Bytes of working memory; half of the physical memory by default (`nlflow.errors.memory_limit`), on a GPU what is
-        free there. With less, ``pixels`` computes its weights anew at each step, and groups run in strips.
+        free there. If the work does not fit, ``pixels`` computes its weights anew at each step, and groups run in
+        strips.
     width : float, optional
         Of ``pixels``: filter parameter h in the units of the input. With a map of sigma it follows that, and this is
         its root mean square. By default h = 1.9 s n^(-1/4), n being the samples in a patch (channels count) and s the
@@ -69,7 +70,8 @@ class Options:
         out.
     device : {'cpu', 'auto', 'cuda', 'cpu-tensors'}
         Where the flow of groups of an array runs: compiled loops, or tensors (extra ``torch``); 'auto' takes a GPU
-        where there is one. ``pixels`` and clips refuse 'cuda' and 'cpu-tensors'. A tensor stays on its own device.
+        where there is one. ``pixels`` and clips refuse 'cuda' and 'cpu-tensors'. For tensors, which stay on
+        their device, only 'cpu', the default.
 
     Raises
     ------

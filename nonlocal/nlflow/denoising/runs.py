@@ -57,7 +57,7 @@ def telling(progress: bool | Tell, label: str) -> Iterator[Tell | None]:
 
 
 class Trail:
-    """The course of the last call of `nlflow.denoise`, to which it is given as ``progress``; it spares calls work.
+    """The course of the last call of `nlflow.denoise` that had it as ``progress``; work is kept for the next call.
 
     Parameters
     ----------
@@ -68,18 +68,18 @@ class Trail:
     ----------
     course : dict of str to array
         Of the states of the last call, the input first: ``t``, the flow's time, and ``distance`` from the constant that
-        the J-flow tends to, a root mean square in the units of the input (of stabilized counts for counts). For
-        ``pixels`` its squares are weighted by the degrees, and there are also ``J`` and ``E``, over the sum of the
-        degrees, in units of the squared noise. Empty where not one flow was solved: without noise, with `separate`, for
-        noise that varies or, but for ``pixels``, is correlated, and for few counts and recordings that were met on
-        several scales.
+        the J-flow tends to. That is a root mean square over samples in the units of the input (of stabilized counts for
+        counts), to which channels add in units of their noise. For ``pixels`` its squares are weighted by the degrees,
+        and there are also ``J`` and ``E``, over the sum of the degrees, in units of the squared noise. Empty without
+        noise, with `separate`, for noise that varies or, but for ``pixels``, is correlated, and for few counts and
+        recordings that were denoised on several scales.
     reused : int
         How often weights of ``pixels`` were used again.
 
     Notes
     -----
-    It keeps the last estimate of the noise, and the weights of the last two flows of ``pixels`` while they take at most
-    256 MiB, for calls with the same input. One thread at a time; refused for tensors.
+    The last estimate of the noise is kept, and the weights of the last two flows of ``pixels`` while they take at most
+    256 MiB, for calls with the same input. Use it in one thread at a time; it is refused for tensors.
 
     Examples
     --------
@@ -153,7 +153,7 @@ class Problem:
     Attributes
     ----------
     flow : GradientFlow or GroupFlow
-        Its observed signal is the input less its mean, in units of its noise, of shape (..., C).
+        Its observed signal, of shape (..., C), is in units of the noise.
     integrator : Integrator
     t : float
         End time.

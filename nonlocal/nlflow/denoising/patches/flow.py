@@ -33,7 +33,7 @@ _OF_MEANS = 0.5  # share of the estimates from the groups of means, in the means
 
 @underflowing
 class GroupFlow(Flow):
-    """Flow of E on groups of alike patches, whose kernel and fidelity evolve: what `nlflow.denoise` runs.
+    """Flow of E on groups of alike patches, whose kernel and fidelity evolve: all qualities but ``pixels`` run it.
 
     The patches of a group are the nodes of a complete graph. The fidelity is Lambda = C N^-1, with the covariance C of
     the group's patches in the estimate u and the noise N that the running state z still holds. A semi-implicit step of
