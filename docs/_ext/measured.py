@@ -4,6 +4,9 @@
 changed since. With names of benchmarks after it, it shows those of its rows. ``:columns: mode, rate=Mpixel/s`` names
 others than the usual columns, with their titles.
 
+``:measured:`learning.json // digits, 1 labels a class, Poisson: one fit // ours``` is one figure of the row whose work
+begins with these words; without the last part it is the ratio.
+
 ``docs/missed.md`` is written by the build: all rows of all records whose goal was not met. It is kept in the repository
 as well, since the README links to it.
 """
@@ -18,7 +21,8 @@ from typing import Any
 
 from docutils import nodes
 from sphinx.application import Sphinx
-from sphinx.util.docutils import SphinxDirective
+from sphinx.errors import ExtensionError
+from sphinx.util.docutils import SphinxDirective, SphinxRole
 
 from benchmarks.sources import told
 from validation.tables import markdown
@@ -118,6 +122,19 @@ class Measured(SphinxDirective):
         return [_table(rows, self.options.get("columns", _USUAL)), about]
 
 
+class Figure(SphinxRole):
+    """``:measured:`FILE // WORK // COLUMN```, see the module."""
+
+    def run(self) -> tuple[list[nodes.Node], list[nodes.system_message]]:
+        parts = [part.strip() for part in self.text.split("//")]
+        try:
+            text = figure(*parts)
+        except (LookupError, TypeError, OSError) as error:
+            raise ExtensionError(f"{self.get_location()}: measured: got {self.text!r}: {error}") from error
+        self.env.note_dependency(str(FOLDER / parts[0]))
+        return [nodes.Text(text)], []
+
+
 def _text(row: dict[str, Any], key: str) -> str:
     value = row.get(key)
     if key == "met":
@@ -147,4 +164,5 @@ def setup(app: Sphinx) -> dict[str, Any]:
     """Register with Sphinx."""
     app.add_directive("measured", Measured)
     app.connect("builder-inited", lambda app: write_missed(), priority=100)
+    app.add_role("measured", Figure())
     return {"parallel_read_safe": True, "parallel_write_safe": True}
