@@ -334,7 +334,7 @@ class Affinity(ABC):
         return functional_graph(both._edges(), self.domain.weights.ravel().astype(dtype), both._log_scale)
 
     def measure_error(self, u: Array | None = None, *, samples: int = 100, rng: Any = 0) -> float:
-        """Return the largest error of averages at sampled nodes, against exact sums; O(samples N d).
+        """Return the largest error of an average at sampled nodes, against exact sums; O(samples N d) beside it.
 
         Parameters
         ----------
@@ -548,7 +548,7 @@ class Affinity(ABC):
 
     @property
     def tracked(self) -> bool:
-        """Whether a gradient is required."""
+        """Whether features require a gradient."""
         return False
 
     def _edge_bound(self) -> int:

@@ -302,7 +302,7 @@ class E(J):
 
     @property
     def tracked(self) -> bool:
-        """Whether it requires a gradient."""
+        """Whether features, f or the fidelity require a gradient."""
         return self.affinity.tracked or self._fidelity.tracked or getattr(self._observed, "requires_grad", False)
 
     @property

@@ -35,7 +35,7 @@ class Fidelity(ABC):
 
     @property
     def tracked(self) -> bool:
-        """Whether it requires a gradient."""
+        """Whether its values require a gradient."""
         return any(getattr(value, "requires_grad", False) for value in vars(self).values())
 
     def stated(self, like: Array) -> Array | float:
