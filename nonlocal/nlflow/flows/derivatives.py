@@ -45,7 +45,7 @@ def value(functional: J, u: Tensor) -> Tensor:
     Raises
     ------
     InputError
-        For a wrong type or shape, NaN and infinity.
+        For a wrong type or shape, NaN and infinity; `NumericalError` for a value that overflows.
 
     Examples
     --------

@@ -31,8 +31,8 @@ class Ensemble(Brief):
     Attributes
     ----------
     t : array of shape (T,)
-    values : array of shape (M, T) + that of the signal, or (M,) + that of what was kept
-        One path after another.
+    values : array of shape (M, T, ...), or (M, ...) with `keep`
+        Of one path after another.
     seed : int
         Path m has the noise ``Noise(..., rng=seed, path=k + m)``, k being the path of the flow's noise.
     stats : dict

@@ -120,7 +120,7 @@ class AttentionFlow(LinearFlow):
     ----------
     affinity : Affinity
     observed : array or callable, optional
-        f, f(t) or f(t, x), see `Source`; needed for a fidelity. Without one it is the default start alone.
+        f, f(t) or f(t, x), see `Source`; needed for a fidelity, and else only the default start of `solve`.
     fidelity : float, or array of shape ``domain.shape`` or ``domain.shape + (D, D)``
         lambda~ >= 0, or a symmetric positive semidefinite matrix for each node; see `E`.
     evolving, every, reaction, source, constraint
