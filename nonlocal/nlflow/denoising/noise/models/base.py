@@ -435,7 +435,7 @@ class Mixture(Noise):
         Raises
         ------
         InputError
-            As the parts, and for a Gaussian noise beside counts, magnitudes or speckle.
+            As the parts, and for a `GaussianNoise` beside `Poisson`, `Rician`, `NoncentralChi` or `Speckle`.
         """
         result = Reduction(samples, missing=missing)
         for part in self.parts:

@@ -40,7 +40,7 @@ class Evened(Noise):
         """Return the samples without noise for which the function has this mean."""
 
     def stabilize(self, image: Any) -> Array:
-        """Return samples whose noise has about the same standard deviation everywhere.
+        """Return samples whose noise has about the same strength everywhere.
 
         Parameters
         ----------

@@ -22,7 +22,7 @@ from nlflow.errors import InputError
 @underflowing
 @dataclass(frozen=True)
 class Impulses(Strewn):
-    """A part of the samples is replaced, each by itself: by `low` or `high`, or by any value between them.
+    """Single samples are replaced by `low` or `high`, or by any value between them.
 
     Parameters
     ----------

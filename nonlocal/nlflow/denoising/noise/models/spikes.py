@@ -28,8 +28,8 @@ class Spikes(Strewn):
     Parameters
     ----------
     density : float, optional
-        0 <= density < 1: how many spikes begin per sample in `sample`, which adds spikes of one sample or more; in what
-        was found, the part of the samples that is hit.
+        For `sample`, the probability that a spike begins at a sample; in what was found, the part of the samples that
+        is hit. 0 <= density < 1.
     level : float
         Mean height of spikes in `sample`, in the units of the input, >= 0; `reduce` ignores it.
 
