@@ -70,8 +70,8 @@ def denoise(
     ----------
     image : array_like or tensor
         (N,) signal, (H, W) image or (Z, H, W) volume; with channels (N, C), (H, W, C) or (Z, H, W, C). Integers,
-        booleans and floats; a torch tensor of floats; an object of pandas or xarray. In a DataFrame each column of
-        numbers is a signal of its own, but for columns that rise or fall in equal steps, which stay.
+        booleans and floats; a torch tensor of floats; an object of pandas or xarray. In a DataFrame, without `axes` and
+        `channel_axis`, each column of numbers is a signal of its own; columns that rise or fall in equal steps stay.
     sigma : float or array_like, optional
         Standard deviation of the noise **in the units of the input** (grey levels 0...255 for uint8); estimated by
         default. One number, one a channel, one a slice or frame (Z,), or a map of the spatial or the full shape; where

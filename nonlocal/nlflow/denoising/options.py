@@ -44,10 +44,10 @@ class Options:
         Denoise each channel as if it were alone, for channels that have nothing to do with each other, such as the
         columns of a table.
     stopping : {'discrepancy', 'sure'}, optional
-        Which estimate on the flow's path to return, in place of the last one: that whose residual is nearest to the
-        noise, or that of least mean squared error by Stein's estimate with Monte-Carlo divergence (a second run; the
-        estimate is ``info.risk``). With it ``noise='auto'`` is 'white'; noise that is correlated, or Gaussian and
-        follows the intensity, is refused.
+        Which estimate on the flow's path to return: the one whose residual is nearest to the noise, or the one of least
+        mean squared error by Stein's estimate with Monte-Carlo divergence (a second run; the estimate is
+        ``info.risk``). By default the flow's own rule ends it. With `stopping` ``noise='auto'`` is 'white'; noise that
+        is correlated, or Gaussian and follows the intensity, is refused.
     max_memory : float, optional
         Bytes of working memory; half of the physical memory by default (`nlflow.errors.memory_limit`), on a GPU what is
         free there. If the work does not fit, ``pixels`` computes its weights anew at each step, and groups run in

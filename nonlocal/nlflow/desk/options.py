@@ -244,7 +244,7 @@ def described(known: Mapping[str, Setting]) -> list[tuple[str, str]]:
         if line and not line.startswith(" "):
             name, _, kind = line.partition(" : ")
             words = re.findall("'([^']+)'", kind)
-            texts[name] = f"{' or '.join(words)}: " if kind and words else ""
+            texts[name] = f"{' or '.join(words)}:" if kind and words else ""
         elif line:
             texts[name] = f"{texts.get(name, '')} {line.strip()}".strip().replace("``", "")
     rows = []
