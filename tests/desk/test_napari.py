@@ -169,6 +169,7 @@ def test_what_is_no_picture_is_refused_by_name(image: Any) -> None:
     refused(r"layer: got 'cells' of shape \(0, 4\)", Plain(np.zeros((0, 4)), name="cells"))
     refused("layer: got 'cells' of 2 scales", image([NOISY, NOISY[::2, ::2]], name="cells"))
     refused("takes: got 'volumes' for a layer of shape", good, Settings("volumes"))
+    refused("takes: got 'planes' for .*; take nlflow.denoise for a signal", Plain(NOISY[0], name="line"))
     refused("takes: got 'slices', expected one of 'planes'", good, Settings("slices"))
     refused("channel_axis: got 2, expected an axis of an array of 2", good, Settings(channel_axis=2))
     colours = image(np.zeros((9, 9, 3), np.uint8), name="colours", rgb=True)

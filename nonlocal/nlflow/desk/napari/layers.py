@@ -107,8 +107,9 @@ def samples_of(layer: Any, settings: Settings, point: Sequence[float] | None = N
     if channel is not None:
         axes.remove(channel)
     if len(axes) < len(letters):
+        remedy = "choose 'planes'" if len(axes) > 1 else "take nlflow.denoise for a signal"
         raise InputError(f"takes: got {settings.takes!r} for a layer of shape {data.shape}, expected one with "
-                         f"{len(letters)} axes beside channels; choose 'planes'")  # fmt: skip
+                         f"{len(letters)} axes beside channels; {remedy}")  # fmt: skip
     known = dict(zip(axes[-len(letters) :], letters, strict=True)) | ({} if channel is None else {channel: "C"})
     part = [slice(None)] * data.ndim
     if point is not None:
