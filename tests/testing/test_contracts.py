@@ -384,12 +384,14 @@ def test_fidelities_with_faults_are_found(fault: str) -> None:
         (6, None, "nodes: got 6, expected a shape"),
         ((), None, "nodes: got"),
         ((0,), None, "nodes: got 0, expected an integer >= 1"),
+        ((5,), None, r"nodes: got \(5,\), expected \(6,\)"),
+        ((2, 3), None, r"nodes: got \(2, 3\), expected \(6,\)"),
         ((6,), 0, "channels: got 0, expected an integer >= 1"),
     ],
 )
 def test_nodes_of_a_fidelity_are_a_shape(nodes: Any, channels: Any, message: str) -> None:
     with pytest.raises(nl.InputError, match=message):
-        check_fidelity(NodeFidelity(0.5), nodes, channels)
+        check_fidelity(NodeFidelity(np.linspace(0, 2, 6)), nodes, channels)
 
 
 @pytest.mark.numerical

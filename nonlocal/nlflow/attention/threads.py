@@ -140,7 +140,6 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 
 def thread_number() -> int:
-    """Number of this thread."""
     return 0 if torch.compiler.is_compiling() else get_ident()
 
 
@@ -151,18 +150,15 @@ class OfThread:
         self._values: dict[int, Any] = {}
 
     def get(self) -> Any:
-        """Return it, or None."""
         return self._values.get(thread_number())
 
     def set(self, value: Any) -> None:
-        """Keep it; None keeps nothing."""
         if value is None:
             self._values.pop(thread_number(), None)
         else:
             self._values[thread_number()] = value
 
     def take(self) -> Any:
-        """Return and forget it."""
         return self._values.pop(thread_number(), None)
 
 
@@ -199,11 +195,9 @@ def aside() -> Iterator[None]:
 
 
 def tracing() -> bool:
-    """Whether values are sought."""
     return not torch.compiler.is_compiling() and _TRACED.get() is not None
 
 
 def end_with_values(module: nn.Module, values: Tensor) -> None:
-    """End such a run."""
     if not torch.compiler.is_compiling() and _TRACED.get() is module:
         raise _Shown(values)

@@ -15,7 +15,7 @@ from nlflow.errors import InputError, NlflowError, check_integer
 from nlflow.flows.gradient import GradientFlow
 from nlflow.flows.spectrum import dense_operator
 from nlflow.functionals.energies import E, J
-from nlflow.functionals.fidelity import Fidelity
+from nlflow.functionals.fidelity import Fidelity, MatrixFidelity, NodeFidelity
 from nlflow.kernels import Gaussian
 from nlflow.testing.contract import Contract, ContractError, numbers, random
 
@@ -54,6 +54,10 @@ def check_fidelity(fidelity: Fidelity, nodes: tuple[int, ...], channels: int | N
     if not isinstance(given, tuple | list) or not given:
         raise InputError(f"nodes: got {given!r}, expected a shape such as (6,)")
     shape = tuple(check_integer("nodes", one, minimum=1) for one in given)
+    own = _own_nodes(fidelity) or shape
+    # Axes of length 1 share what they have.
+    if len(own) != len(shape) or any(count not in (1, there) for count, there in zip(own, shape, strict=True)):
+        raise InputError(f"nodes: got {shape}, expected {own}, for which the fidelity has values")
     if channels is not None:
         channels = check_integer("channels", channels, minimum=1)
     width: Any = fidelity.width
@@ -69,6 +73,13 @@ def check_fidelity(fidelity: Fidelity, nodes: tuple[int, ...], channels: int | N
     case.check_multiples()
     case.check_centre()
     case.check_limits()
+
+
+def _own_nodes(fidelity: Fidelity) -> tuple[int, ...]:
+    """Return the axes of nodes of its values; none for one number, and where they are not known."""
+    if isinstance(fidelity, MatrixFidelity):
+        return fidelity.nodes
+    return tuple(getattr(fidelity.values, "shape", ())) if isinstance(fidelity, NodeFidelity) else ()
 
 
 @dataclass(frozen=True)

@@ -416,7 +416,6 @@ REGISTERED = {
 
 
 def set_implementation(model: nn.Module, found: list[Block], affinity: str, record: Record) -> None:
-    """Name the function in configs of the model's own."""
     asking = [block for block in found if block.kind == INTERFACE]
     for block in asking:
         config: Any = block.module.config

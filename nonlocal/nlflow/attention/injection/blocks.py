@@ -67,7 +67,6 @@ class Adapter:
     stack: str = ""
 
     def takes(self, name: str, module: nn.Module) -> bool:
-        """Whether this adapter fits a block."""
         if "*" in self.attention or "." in self.attention:
             found = fnmatchcase(name, self.attention)
         else:
@@ -120,12 +119,10 @@ class Block:
 
     @property
     def tokens_first(self) -> bool:
-        """Whether tokens are (N, B, D) there."""
         return isinstance(self.module, nn.MultiheadAttention) and not self.module.batch_first
 
 
 def transformers_library() -> Any:
-    """The module transformers, at least 5."""
     try:
         library = importlib.import_module("transformers")
     except ImportError as error:
@@ -140,7 +137,6 @@ def transformers_library() -> Any:
 
 
 def network_of(model: Any) -> nn.Module:
-    """Return a module, or that inside a pipeline."""
     if isinstance(model, nn.Module):
         return model
     inner = getattr(model, "model", None)
@@ -326,7 +322,6 @@ def _used(module: nn.Module) -> set[str]:
 
 
 def asks(module: nn.Module) -> bool:
-    """Whether it asks transformers."""
     return _asks(own_forward(module))
 
 
@@ -341,7 +336,6 @@ def _asks(forward: Any) -> bool:
 
 
 def own_eager(module: nn.Module) -> Callable[..., Any] | None:
-    """Its own eager function."""
     forward = own_forward(module)
     known = getattr(forward, "__globals__", {})
     named = [known.get(name) for name in _names(forward.__code__) if name.endswith(_EAGER)]
@@ -365,7 +359,6 @@ def sums(module: nn.Module) -> bool:
 
 
 def kind_of(module: nn.Module) -> str | None:
-    """`INTERFACE`, `TORCH`, `SUMS` or None."""
     if isinstance(module, nn.MultiheadAttention):
         return TORCH
     if asks(module):
@@ -374,7 +367,6 @@ def kind_of(module: nn.Module) -> str | None:
 
 
 def crosses(name: str, module: nn.Module) -> bool:
-    """Whether it seems cross-attention."""
     *_, holder, own = ("", *name.split("."))  # BERT's kind has its sums one module below: crossattention.self
     if getattr(module, "is_cross_attention", False) or _CROSS.search(own) or "cross" in holder.lower():
         return True
@@ -412,7 +404,6 @@ def output_of(name: str, module: nn.Module, named: dict[str, nn.Module]) -> nn.M
 
 
 def width(projection: Any) -> int:
-    """Features that it makes."""
     if not isinstance(projection, nn.Module):
         return 0
     projection = getattr(projection, "base_layer", projection)  # of PEFT, around a projection
@@ -423,14 +414,12 @@ def width(projection: Any) -> int:
 
 
 def heads_of(module: nn.Module) -> int:
-    """Number of heads, or 0 where it is not told."""
     names = ("num_attention_heads", "num_heads", "n_heads", "n_head", "h")
     found = (getattr(one, name, None) for one in (module, getattr(module, "config", None)) for name in names)
     return next((number for number in found if isinstance(number, int)), 0)  # some have one for each stage
 
 
 def value_widths(module: nn.Module) -> tuple[int, ...]:
-    """Widths of values' projections."""
     if isinstance(module, nn.MultiheadAttention):
         return (module.embed_dim, module.num_heads)
     return tuple(found for child in module.children() if (found := width(child)) > 1)

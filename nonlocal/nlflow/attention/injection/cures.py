@@ -132,7 +132,6 @@ def in_range(cure: Cure, name: str, number: Any) -> float:
 def give_cures(
     model: nn.Module, found: list[Block], cures: Mapping[str, list[float]], handles: list[Any], adapter: Any = None
 ) -> None:
-    """Give each block its cures; `handles` gets what takes them away."""
     if not cures:
         return
     if means := [name for name in cures if name in _MEANS]:
@@ -187,7 +186,6 @@ def _check_order(model: nn.Module, found: list[Block], name: str, *, told: bool)
 
 
 def held_bytes(name: str, found: list[Block], arguments: Mapping[str, Any]) -> tuple[int, int]:
-    """Return how many bytes a cure keeps beside a model, and for each token of a call while it runs."""
     numbers: Any = arguments.get("cures", {}).get(name) or arguments["fidelity"]
     acting = [block for block, number in zip(found, numbers, strict=True) if number != CURES[name].neutral]
     widths = [width(block.projection) or int(getattr(block.module, "embed_dim", 0)) for block in acting]

@@ -44,7 +44,6 @@ class Call:
     latest: Entered | None = None
 
     def enter(self, module: nn.Module, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Keep a layer's arguments."""
         if self.entered is not None and self.owner is not None and self.entered.module is not self.owner:
             self.entered = None
         values = (*args, *kwargs.values())
@@ -59,7 +58,6 @@ class Call:
         self.counts[id(module)] = [0, 0 if tokens is None else tokens.shape[:-1].numel(), 0]
 
     def first_values(self, module: nn.Module, terms: Any, new: Tensor) -> Tensor | None:
-        """Values v0 for it."""
         name = terms.label or type(module).__name__
         if self.owner is None:
             self.owner = module
@@ -295,7 +293,6 @@ class Stack:
             call.enter(module, layer, args, kwargs)
 
     def count(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Begin an attention module."""
         if (call := self._running(kwargs)) is not None:
             call.count(module, args, kwargs)
 

@@ -106,7 +106,6 @@ def tokenizer_of(name: str, source: str | os.PathLike[str], otherwise: str) -> A
 
 
 def hub_silence(source: object) -> str:
-    """Return why the hub does not answer, empty if it does."""
     hub: Any = importlib.import_module("huggingface_hub")
     try:
         hub.get_hf_file_metadata(hub.hf_hub_url(str(source), "config.json"), timeout=5)
@@ -118,12 +117,10 @@ def hub_silence(source: object) -> str:
 
 
 def takes(model: nn.Module, name: str) -> bool:
-    """Whether forward takes it."""
     return name in inspect.signature(model.forward).parameters
 
 
 def takes_a_mapping(model: nn.Module, given: Mapping[str, Any]) -> bool:
-    """Whether it takes mappings."""
     arguments = inspect.signature(without_wrapper(model).forward).parameters.values()
     needed = [one.name for one in arguments if one.default is one.empty and one.kind is one.POSITIONAL_OR_KEYWORD]
     return len(needed) == 1 and needed[0] not in given
@@ -168,7 +165,6 @@ def image_inputs(
 
 
 def normalized_pixels(image: Any, shape: tuple[int, int, int], mean: Any, deviation: Any) -> Tensor:
-    """Return an array of uint8 as pixel values (1, channels, height, width): resized, from 0 to 1, and normalized."""
     try:
         from PIL import Image
     except ImportError as error:
@@ -445,7 +441,6 @@ def several(given: dict[str, Tensor] | Tensor | None) -> list[Any]:
 
 
 def simple_inputs(model: Any) -> dict[str, Tensor] | Tensor | None:
-    """Return made-up inputs, None where the model does not say what it takes."""
     model = without_wrapper(model)
     config, name = getattr(model, "config", None), getattr(model, "main_input_name", "")
     place = next((one.device for one in model.parameters()), torch.device("meta"))
@@ -481,7 +476,6 @@ def simple_inputs(model: Any) -> dict[str, Tensor] | Tensor | None:
 
 
 def side_by_side(model: Any) -> bool:
-    """Whether it is CLIP-like."""
     return hasattr(model, "get_text_features") and hasattr(model, "get_image_features")
 
 

@@ -43,7 +43,6 @@ def plain_arguments(arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 def learned_of(model: nn.Module) -> dict[str, Tensor]:
-    """Learned values by name."""
     return {
         name: parameter.detach().cpu().contiguous().clone()
         for name, parameter in model.named_parameters()

@@ -61,7 +61,6 @@ def _key_of_streams(module: nn.Module, tokens: Tensor, values: Tensor) -> tuple[
 
 
 def fresh(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Copy caches among arguments."""
     memo: dict[int, Any] = {}
 
     def copied(one: Any) -> Any:

@@ -137,7 +137,6 @@ class InTorch:
         ]
 
     def values(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-        """Values (B, N, E)."""
         query, key, value = (
             args[place] if len(args) > place else kwargs[name] for place, name in enumerate(("query", "key", "value"))
         )

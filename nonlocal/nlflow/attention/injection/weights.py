@@ -100,7 +100,6 @@ LAYOUTS = ("alone", "behind", "heads", "quarters")
 
 
 def fits(layout: str, made: int, used: int, heads: int) -> bool:
-    """Whether values may lie so."""
     if layout == "alone":
         return made == used or _serves(made, used, heads)
     if layout == "behind":
@@ -164,7 +163,6 @@ class Layout:
         ]
 
     def find(self, made: Tensor, averages: Tensor, heads: int, label: str) -> None:
-        """Find it in a call."""
         if made.ndim < 3 or made.ndim != averages.ndim or made.shape[:-1] != averages.shape[:-1]:
             return  # rows in another arrangement
         made, averages, used = made.flatten(1, -2), averages.flatten(1, -2), averages.shape[-1]

@@ -32,7 +32,6 @@ class Column:
 
     @property
     def by_head(self) -> bool:
-        """Whether heads have numbers."""
         return bool(self.label) and self.of in ("heads", "chain")
 
 
@@ -127,12 +126,10 @@ COLUMNS = (
 
 
 def measures(of: str) -> dict[str, Callable[..., Any]]:
-    """Measures of one kind."""
     return {column.quantity: column.measure for column in COLUMNS if column.of == of}
 
 
 def write_columns(method: Method) -> Method:
-    """Write columns into ``{columns}``."""
     if method.__doc__ is not None:  # none under -OO
         ranges = [f">= {one.low}" if one.high == inf else f"{one.low} to {one.high}" for one in COLUMNS]
         lines = (f"- ``{one.name}`` ({span}): {one.meaning}" for one, span in zip(COLUMNS, ranges, strict=True))

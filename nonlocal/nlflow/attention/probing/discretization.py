@@ -122,7 +122,6 @@ def discretize(
 
 
 def order_of(counts: Sequence[int], distance: Floats) -> float:
-    """Slope of the finest steps above rounding."""
     used = sorted((m, value) for m, value in zip(counts, distance, strict=True) if value > _ROUNDING)[-_FITTED:]
     if len({m for m, _ in used}) < FEWEST:
         return math.nan

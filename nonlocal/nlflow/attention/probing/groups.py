@@ -81,7 +81,6 @@ def _special(model: Any, inputs: Any, stack: str, tokens: Tensor) -> Tensor | No
 
 
 def chosen(choice: Choice, inputs: Any, stack: str, groups: Mapping[str, Tensor]) -> Tensor:
-    """Which tokens count, (B, N)."""
     tokens = groups["all"]
     wanted: Any = choice(inputs) if callable(choice) else choice
     if isinstance(wanted, Mapping):

@@ -195,7 +195,6 @@ def _close(one: Tensor, other: Tensor) -> bool:
 
 
 def norm_of(module: nn.Module, given: Tensor, made: Tensor) -> Norm:
-    """Read and check a norm."""
     epsilon = next((float(value) for name in _EPS if isinstance(value := getattr(module, name, None), float)), 0.0)
     weight, bias = getattr(module, "weight", None), getattr(module, "bias", None)
     ones = torch.ones_like(given[0, 0])

@@ -175,7 +175,6 @@ class Course:
         return len(self.points) + len(self.waiting)
 
     def at(self, name: str, state: Tensor, few: Few | None = None) -> str:
-        """Take a state as a point."""
         self.waiting.append((name, state, few))
         if sum(each.nbytes for _, each, _ in self.waiting) >= _TOGETHER:
             self.measure()
@@ -197,7 +196,6 @@ class Course:
         self.waiting.clear()
 
     def give(self, part: str, formula: Mapping[str, float], null: str = "", weight: float = 1.0) -> None:
-        """Add to a part."""
         own = (self.nulls.setdefault(null, {}) if null else self.parts).setdefault(part, {})
         for name, value in formula.items():
             own[name] = own.get(name, 0.0) + weight * value
@@ -213,7 +211,6 @@ def course_of(
     generator: torch.Generator,
     before: Point | None = None,
 ) -> Course:
-    """Follow a block's stream."""
     course = Course(tokens)
     assert one.before is not None  # checked by the caller
     assert one.after is not None

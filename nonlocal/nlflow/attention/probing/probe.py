@@ -134,7 +134,6 @@ def call_of(model: nn.Module, inputs: Any) -> Callable[[], Any]:
 
 
 def placed(model: nn.Module, inputs: Any) -> Any:
-    """Move inputs to the model."""
     place = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
     if isinstance(inputs, Tensor):
         return inputs.to(place)
@@ -254,7 +253,6 @@ def tokens_of(q: Tensor, mask: Tensor | None, inputs: Any, stack: str) -> Tensor
 
 
 def check_sequences(model: str, counts: Iterable[int]) -> None:
-    """Refuse unequal numbers of sequences."""
     if len(sizes := sorted(set(counts))) > 1:
         raise InputError(
             f"inputs: got layers over {' and '.join(map(str, sizes))} sequences in one run of {model}, expected one "
@@ -263,7 +261,6 @@ def check_sequences(model: str, counts: Iterable[int]) -> None:
 
 
 def check_finite(name: str, states: Iterable[Tensor | None], tokens: Tensor) -> None:
-    """Refuse NaN or infinite states."""
     for state in states:
         if state is None or state.shape[:2] != tokens.shape:
             continue

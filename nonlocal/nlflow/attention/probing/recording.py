@@ -319,7 +319,6 @@ def capped(logits: Tensor, softcap: float | None) -> Tensor:
 
 
 def kept_by_tokens(logits: Tensor, sink: Tensor) -> Tensor:
-    """Share kept by tokens."""
     return torch.sigmoid(logits.logsumexp(-1, keepdim=True) - sink.to(logits))
 
 

@@ -49,7 +49,6 @@ class Growth:
 
     @property
     def alike(self) -> bool | None:
-        """Whether tokens grow alike, if known."""
         return True if self.change[1] > 0 else False if self.change[2] < 0 else None
 
     @property
@@ -85,7 +84,6 @@ def _interval(change: tuple[float, float, float]) -> str:
 
 
 def growth_of(stack: str, cosines: Sequence[Floats], before: Floats | None, after: Floats | None) -> Growth:
-    """Growth of a stack."""
     step = np.array([mean_of(late - early)[0] for early, late in pairwise(cosines)])
     ends = mean_of(cosines[0])[0], mean_of(cosines[-1])[0]
     change = cosines[-1] - cosines[0]
@@ -311,7 +309,6 @@ def check_several(inputs: Any) -> None:
 
 
 def surveyed(trace: LayerTrace) -> Survey:
-    """Survey one run's sequences."""
     return _survey(trace.model, [_states(trace)])
 
 

@@ -88,7 +88,6 @@ class Head:
         return self.affinity.symmetric
 
     def along(self, q: Floats, k: Floats) -> Affinity:
-        """The same of other queries and keys."""
         nodes = Points(np.arange(len(k)), weights=np.ones(len(k)))
         same = q is k or (q.shape == k.shape and bool((q == k).all()))
         kernel = self._kernel(same)
@@ -176,7 +175,6 @@ class Head:
 
 
 def rule_or_bias(mask: torch.Tensor) -> tuple[Mask | None, Floats | None]:
-    """A mask (N, N) as a rule, or as a bias."""
     visible = seen(mask)
     adds = mask.is_floating_point() and bool((mask.masked_fill(~visible, 0) != 0).any())
     if not adds:

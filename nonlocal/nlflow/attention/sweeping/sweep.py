@@ -102,7 +102,6 @@ class Sweep(Brief):
 
 
 def price(row: Mapping[str, Any]) -> str:
-    """Cost, in a sentence."""
     kept, token = row["bytes"]
     return (
         f"Its price: {row['time']:.2f} times the seconds of the task, {kept / 2**20:.3g} MiB beside the model and "

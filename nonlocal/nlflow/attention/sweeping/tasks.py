@@ -372,7 +372,6 @@ class WordErrors:
         return np.array([-word_errors(_words(self.heard(network, one)), said) / len(said) for one, said in pairs])
 
     def heard(self, network: Any, sound: Tensor) -> str:
-        """What a model writes."""
         ids = list(self.begin)
         given: dict[str, Any] = {"input_features": sound}
         while len(ids) < len(self.begin) + self.most:
@@ -401,7 +400,6 @@ def _words(text: str) -> list[str]:
 
 
 def word_errors(heard: Sequence[str], said: Sequence[str]) -> int:
-    """Levenshtein distance, O(n m)."""
     row = list(range(len(said) + 1))
     for number, word in enumerate(heard, 1):
         before, row[0] = row[0], number

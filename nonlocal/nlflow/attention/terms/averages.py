@@ -31,7 +31,6 @@ _FAR = 12.0  # below -12, log log(1 + e^l) is l - e^l / 2 to within e^(2l), 4e-1
 
 
 def repeated(heads: Tensor, count: int) -> Tensor:
-    """Repeat keys or values for `count` heads."""
     groups = count // heads.shape[1]
     return heads if groups == 1 else heads.repeat_interleave(groups, dim=1)
 
@@ -120,12 +119,10 @@ def average(
 
 
 def causal_mask(queries: int, keys: int, device: torch.device) -> Tensor:
-    """Visibility of past tokens."""
     return torch.ones(queries, keys, dtype=torch.bool, device=device).tril(keys - queries)
 
 
 def seen(mask: Tensor) -> Tensor:
-    """A mask as boolean."""
     return mask if mask.dtype == torch.bool else mask > _HIDES
 
 
