@@ -261,7 +261,7 @@ class _Sums:
     """The sums that one call of a layer computes of its input `given`.
 
     Each tensor that comes of the input is known by the sum that it is, x + a + m, and each summand by what it was made
-    from. What attention adds are the summands that come of its output, and not of a sum that has it.
+    from. Attention adds the summands that are made from its output, but not from a sum that contains this output.
     """
 
     def __init__(self, layer: nn.Module, given: Tensor | None, calls: bool) -> None:

@@ -51,7 +51,7 @@ common; of inputs: the mean cosine of their mean tokens."""
 
 @dataclass(frozen=True, eq=False, repr=False)
 class CausedBlock(Brief):
-    """What one block changed over all inputs, and what of it each part did.
+    """What one block changed over all inputs, part by part.
 
     Attributes
     ----------
@@ -97,7 +97,7 @@ class CausedBlock(Brief):
     maps: Maps | None = None
 
     def measured(self, formula: Mapping[str, float], measure: str) -> tuple[float, float]:
-        """Return a sum of a measure at points: mean over inputs and standard error (NaN of fewer than two)."""
+        """Return a sum of a measure at points: its mean over inputs and standard error (NaN for fewer than two)."""
         if measure == "isotropy":
             known = self._known(formula)
             whole = {name: isotropy_of(self.points[name].pooled[known]) for name in formula}
@@ -273,21 +273,21 @@ def explain(
     take: Take | None = None,
     progress: bool = False,
 ) -> Cause:
-    """Say what makes the tokens of a model alike: what each part of each block changes, beside nulls.
+    """Measure what each part of each block changes in how alike tokens are, beside nulls.
 
     Parameters
     ----------
     model : torch.nn.Module or pipeline
         As for `nlflow.attention.probe`.
     inputs : mapping, tensor, str or iterable
-        A batch that `probe` takes, or several; each sequence of a batch is one input, and padding does not count.
+        A batch that `probe` takes, or several. Each sequence is one input; padding does not count.
     tokens : str, tensor, mapping or callable
-        Which tokens count: a name (``'all'``, ``'ordinary'``, ``'class'``, ``'register'``, ``'patch'``, ``'special'``),
-        a boolean mask (B, N), either for each stack (``{'encoder': 'patch'}``), or a function of a batch that returns
-        one of these.
+        Which tokens count: ``'all'``, ``'ordinary'``, ``'class'``, ``'distillation'``, ``'register'``, ``'patch'``,
+        ``'special'``, a boolean mask (B, N), one of these for each stack (``{'encoder': 'patch'}``), or a function of a
+        batch that returns one.
     nulls : bool
-        With what parts would change under nulls: weights in random order and signs, keys of other tokens, random
-        stochastic matrices; for the first two inputs and each fourth, without the rank (NaN).
+        Also what parts would change with weights in random order and signs, keys of other tokens, and random stochastic
+        matrices; for the first two inputs and each fourth, without the rank (NaN).
     rng : int
         Seed of the nulls.
     adapter, take
@@ -298,13 +298,13 @@ def explain(
     Raises
     ------
     InputError
-        For inputs of which fewer than two tokens count, groups that there are not, batches in which other layers ran
+        For inputs of which fewer than two tokens count, groups that a model lacks, batches in which other layers ran
         than in the first, and models whose layers show no states or run over other numbers of sequences.
 
     Warns
     -----
     NlflowWarning
-        Of one input alone, and of blocks whose parts of attention cannot be told apart.
+        For one input, and for blocks whose parts of attention cannot be told apart.
 
     Notes
     -----

@@ -37,7 +37,7 @@ _OF_HEADS = tuple(one for one in COLUMNS if one.of == "heads")
 
 @dataclass(frozen=True)
 class Growth:
-    """How alike tokens of a stack, and inputs, become."""
+    """How alike the tokens of a stack become, and its inputs."""
 
     stack: str
     count: int  # of inputs whose tokens have a cosine
@@ -109,7 +109,7 @@ def _with_ends(mean: float, error: float, count: int) -> tuple[float, float, flo
 
 @dataclass(frozen=True, eq=False, repr=False)
 class SurveyedState(Brief):
-    """One hidden state over all inputs: that before a stack, or that after a layer, with the heads of the layer.
+    """One hidden state over all inputs: that before a stack, or that after a layer.
 
     Attributes
     ----------
@@ -142,7 +142,7 @@ class SurveyedState(Brief):
 @underflowing
 @dataclass(frozen=True, eq=False, repr=False)
 class Survey(Brief):
-    """What the layers of a model did to many inputs, as `nlflow.attention.survey` finds it.
+    """What the layers of a model did to many inputs.
 
     Attributes
     ----------
@@ -159,7 +159,7 @@ class Survey(Brief):
     states: tuple[SurveyedState, ...]
 
     def rows(self, *, by_head: bool = False) -> list[dict[str, Any]]:
-        """Return one row for each state, or for each head, with means over inputs and their standard errors.
+        """Return one row for each state, or for each head.
 
         Parameters
         ----------
@@ -207,7 +207,7 @@ class Survey(Brief):
         Parameters
         ----------
         other
-            A `Survey` of the same inputs in the same order, such as with a term.
+            A `Survey` of the same inputs in the same order.
 
         Returns
         -------
@@ -264,7 +264,7 @@ def survey(
     Warns
     -----
     NlflowWarning
-        Of one input alone, and of inputs of one token among others, which have no similarity (NaN).
+        For one input alone, and for inputs of one token, which have no similarity (NaN).
 
     Examples
     --------

@@ -39,23 +39,22 @@ _MATRIX_TOKENS = 2048  # a masked head with more tokens keeps no matrix; its row
 class Head:
     """One head of one layer on one sequence, without padding, in float64.
 
-    A token has the quadrature weight 1, so its degree d_i is the denominator of the softmax, and 1 / d_i the step of
-    the L2 flow (arXiv 2312.00751, theorem 1). With a bias, and for kernels that the package does not have, degrees are
-    1.
+    Degrees d_i of `affinity` are the denominators of a softmax, and of a Gaussian of keys alone, so that 1 / d_i is the
+    step of the L2 flow (arXiv 2312.00751, theorem 1). They are 1 for other kernels and with a bias.
 
     Attributes
     ----------
     q, k : array of shape (N, d)
-        Queries and keys; equal where the layer uses keys as queries.
+        Queries and keys.
     v : array of shape (N, d_v)
     scaling : float
         Factor of the dot products.
     bias : array of shape (N, N), optional
-        Added to log k, with -inf where token i does not see token j.
+        Added to log k; -inf where token i does not see token j.
     kernel : str
-        Which k, one of `nlflow.attention.terms.averages.AFFINITIES`.
-    mask : optional
-        A `Mask` in the place of `bias`, where who sees whom is a rule.
+        One of `nlflow.attention.terms.averages.AFFINITIES`.
+    mask : Mask, optional
+        In place of `bias`, where visibility is a rule.
     """
 
     q: Floats
@@ -72,7 +71,7 @@ class Head:
 
     @property
     def tokens(self) -> int:
-        """Number of tokens."""
+        """N."""
         return len(self.v)
 
     @cached_property
@@ -227,20 +226,20 @@ class Layer:
     Attributes
     ----------
     name : str
-        Of the attention module in the model.
+        Name of the attention module in the model.
     stack : str
         ``'encoder'`` or ``'decoder'``.
     causal : bool
     scaling : float
         Factor of the dot products.
     kernel : str
-        Which affinity, one of `nlflow.attention.terms.averages.AFFINITIES`.
+        One of `nlflow.attention.terms.averages.AFFINITIES`.
     q, k, v : tensor of shape (B, H, N, d)
-        As the layer compared and averaged them, keys and values repeated for all heads; v may have another d.
+        Keys and values are repeated for all heads; v may have another d.
     mask : tensor of 4 dimensions that broadcasts to (B, H, N, N), or None
         Boolean (True: i sees j) or added to the logarithms; None where all see all.
     tokens : tensor of bool of shape (B, N)
-        True for tokens that are no padding.
+        False at padding.
     before, between, after : tensor of shape (B, N, D), or None
         Hidden states: before the layer, after attention is added to them, after the layer; None where not known.
     quantities : dict of str to array
@@ -248,13 +247,13 @@ class Layer:
         ``log_degree``, shape (B, H, N), NaN at padding; of the state after the layer, and ``attention_share``, shape
         (B,).
     differentiable : dict of str to tensor
-        The same as tensors, if the probe was asked for gradients.
+        The same as tensors, with ``gradients=True``.
     matrices : tensor of shape (B, H, N, N), or None
-        Attention matrices, if the probe was asked to keep them.
+        Attention matrices, with ``keep_matrices=True``.
     softcap : float, optional
         c of the logits c tanh(l / c).
     sink : tensor of shape (B, H, N, 1), optional
-        A logit that takes a share of each row without a value; heads are of the tokens alone.
+        A logit that takes a share of each row without a value.
     """
 
     name: str
@@ -305,7 +304,7 @@ class Layer:
             return np.asarray(np.exp(-self.quantities["log_degree"]))
 
     def of(self, rows: Tensor) -> Layer:
-        """Take some sequences, without states and quantities."""
+        """Return the layer on some sequences, without states and quantities."""
         mask, sink = (
             one if one is None or len(one) == 1 else one[rows] for one in (self.mask, self.sink)
         )  # fmt: skip
@@ -336,7 +335,7 @@ class Layer:
 
 @underflowing
 class LayerTrace:
-    """The layers of a model on one batch, in order, as `nlflow.attention.probe` finds them.
+    """The layers of a model on one batch.
 
     Attributes
     ----------
@@ -344,7 +343,7 @@ class LayerTrace:
     model : str
         Name of the model's class.
     states : dict of str to dict
-        For each stack the quantities of the hidden state before its first layer (the embeddings).
+        For each stack the quantities of the hidden state before its first layer.
     """
 
     def __init__(self, layers: Sequence[Layer], model: str, states: dict[str, dict[str, Floats]]) -> None:
@@ -368,7 +367,7 @@ class LayerTrace:
         return f"<LayerTrace of {self.model}: {len(self)} layers of {first.heads} heads, {size}>"
 
     def number(self, layer: int | str) -> int:
-        """A number of the model by its name."""
+        """Return the number of a layer, given by its number or name."""
         names = [one.name for one in self.layers]
         if isinstance(layer, str):
             if layer not in names:
@@ -391,7 +390,7 @@ class LayerTrace:
     def spectra(self, layer: int | str) -> dict[str, Floats]:
         """Return ``gap``, ``mixing_time`` and ``stable_fidelity`` of the heads of a layer, arrays of shape (B, H).
 
-        NaN where a head has none, as where its mask cuts the sequence in parts; O(B H N^3) time when first asked for.
+        NaN where a head has none; O(B H N^3) time when first asked for.
         """
         number = self.number(layer)
         if number not in self._spectra:
@@ -418,14 +417,13 @@ class LayerTrace:
         return np.array(found).reshape(one.items, one.heads)
 
     def stable_fidelity(self) -> Floats:
-        """Return the fidelity up to which the steps of all heads of a layer are stable, for each layer, shape (L,)."""
+        """Return for each layer the fidelity up to which the steps of all its heads are stable, shape (L,)."""
         return np.array([_over(np.min, self.spectra(i)["stable_fidelity"]) for i in range(len(self))])
 
     def check_fidelity(self, fidelity: Any) -> bool:
         """Return whether repeated NeuTRENO steps with a fidelity, or one for each layer, converge, and warn if not.
 
-        First layers, and heads whose limit is not known, are not counted; O(B H N^3) time for each layer when first
-        asked for.
+        Neither first layers count nor heads whose limit is not known. O(B H N^3) time a layer when first asked for.
         """
         values = [check_number("fidelity", value, minimum=0) for value in np.ravel(np.asarray(fidelity))]
         if len(values) not in (1, len(self)):

@@ -57,16 +57,15 @@ def _unit(x: Floats) -> Floats:
 
 
 class Retrieval:
-    """Task of an encoder: from one passage, find the one that follows it among the followers of all others.
+    """Task of an encoder: find the passage that follows a given one, among those that follow any.
 
     Parameters
     ----------
     tokenizer : tokenizer of transformers
     pairs : sequence of pairs of str
-        Two or more neighbouring passages, as of `neighbouring_passages`, which are cut where they pass the longest
-        input of the tokenizer or the model.
+        Two or more, as of `neighbouring_passages`; passages are cut to the longest input of the tokenizer or the model.
     pooling : {'mean', 'first', 'last'}
-        What of the last hidden states is the embedding: the mean of all tokens, the first or the last one.
+        Which of the last hidden states is the embedding: the mean of all tokens, the first or the last.
     batch : int
         Passages at a time.
     """
@@ -117,12 +116,12 @@ class Retrieval:
 
     @staticmethod
     def summary(scores: Floats) -> float:
-        """The mean reciprocal rank."""
+        """Return the mean reciprocal rank."""
         return float(np.mean(scores))
 
 
 class Perplexity:
-    """Task of a decoder: tell the next token, in blocks of equal numbers of tokens.
+    """Task of a decoder: predict the next token, in blocks of equal length.
 
     Parameters
     ----------
@@ -130,7 +129,7 @@ class Perplexity:
     texts : sequence of str
         Joined by newlines, then cut into blocks, at least two; what is left at the end is not used.
     length : int
-        Tokens of a block, at least 2, the first of which is not told.
+        Tokens of a block, at least 2; the first is not predicted.
     blocks : int, optional
         How many blocks at most, at even distances in the whole text.
     batch : int
@@ -177,20 +176,20 @@ class Perplexity:
 
 
 class Classification:
-    """Task of a model that makes features: tell the class of each item from the features of the others (1 or 0).
+    """Task of a model that makes features: find the class of each item (1 or 0) from the features of the others.
 
     Parameters
     ----------
     inputs : tensor, or sequence of texts, pictures or tensors
-        The items, (n, ...); texts and pictures are made the model's inputs as by `nlflow.attention.probe`.
+        The items, (n, ...).
     labels : sequence of int or str
-        The class of each.
     classifier : {'neighbours', 'linear'}
-        By the `neighbours` nearest items by cosine, each with the weight 1 + cosine; or by ridge regression whose
-        penalty is 1/100 of the mean squared singular value of the features less their mean, with a column of ones.
+        A vote of the `neighbours` nearest items by cosine, with the weights 1 + cosine; or ridge regression of features
+        of length 1, less their mean, beside a column of ones, with 1/100 of their mean squared singular value as
+        penalty.
     neighbours : int
     pooling : {'first', 'mean', 'last'}
-        What of the last hidden states is the feature, where the model does not return one vector for each item.
+        Which of the last hidden states is the feature, where the model does not return one vector for each item.
     batch : int
         Items at a time.
 
@@ -280,14 +279,14 @@ def _tensors(part: list[Any]) -> bool:
 
 
 class TokenAccuracy:
-    """Task of a model with a head: tell tokens, the largest logit for each.
+    """Task of a model with a head: predict tokens by their largest logit.
 
     Parameters
     ----------
     inputs : sequence of mappings
         What the model is called with, one or several sequences at a time.
     labels : sequence of tensors of int, (B, N)
-        The tokens of each, as its logits lie; a negative number where none is asked for.
+        The right tokens, in the order of the logits; a negative number where none is asked for.
     name : str
         Of the metric.
     """
@@ -324,25 +323,25 @@ class TokenAccuracy:
 
 
 class WordErrors:
-    """Task of a model of speech: write down what is said, the token of the largest logit one after the other.
+    """Task of a model of speech: write down what is said, by the largest logit of each next token.
 
-    The score of a sound is minus its word error rate: the Levenshtein distance in words over the words that are said.
-    Words are letters, digits, underscores and apostrophes, small or capital alike.
+    The score of a sound is minus its word error rate: the Levenshtein distance in words over the number of words said.
+    Words are letters, digits, underscores and apostrophes, in any case.
 
     Parameters
     ----------
     sounds : sequence of tensor, (1, ...)
-        What the model hears, under the name ``input_features``.
+        Given to the model as ``input_features``.
     said : sequence of str
-        What is said in each, some words.
+        What is said in each.
     write : callable
-        The text of a list of token numbers, such as the ``decode`` of a tokenizer.
+        Returns the text of a list of token numbers, such as the ``decode`` of a tokenizer.
     begin : sequence of int
-        The tokens that the decoder begins with.
+        Tokens that the decoder begins with.
     end : int
-        The token that ends a text.
+        Token that ends a text.
     most : int
-        Tokens after which a text ends too.
+        Largest number of tokens of a text.
     """
 
     name = "word error rate"
@@ -391,7 +390,7 @@ class WordErrors:
 
     @staticmethod
     def summary(scores: Floats) -> float:
-        """The mean rate of errors in words."""
+        """Return the mean word error rate."""
         return float(-np.mean(scores))
 
 
@@ -411,16 +410,15 @@ def word_errors(heard: Sequence[str], said: Sequence[str]) -> int:
 def masked_tokens(
     tokenizer: Any, texts: Sequence[str], *, share: float = 0.15, draws: int = 1, batch: int = 16, rng: Any = 0
 ) -> TokenAccuracy:
-    """Return the task of an encoder with its head: tell tokens that are masked.
+    """Return the task of an encoder with its head: predict masked tokens.
 
     Parameters
     ----------
     tokenizer : tokenizer of transformers, with a token for masks
     texts : sequence of str
-        Each is a sequence, cut where the tokenizer's longest input ends; in the order of their lengths, without blank
-        ones.
+        Sequences, cut to the tokenizer's longest input; blank ones are left out, and the others sorted by length.
     share : float
-        Of the tokens that are masked in each, at least one, never special ones.
+        Share of the tokens that is masked, at least one in each text; special ones stay.
     draws : int
         How often each text is masked; its score is the mean.
     batch : int
@@ -478,12 +476,11 @@ def neighbouring_passages(texts: Sequence[str], *, words: int = 48, pairs: int |
     Parameters
     ----------
     texts : sequence of str
-        A pair lies in one text, and between two headings: lines that begin with ``=`` (as in WikiText) or ``#``, which
-        are left out.
+        Headings are lines that begin with ``=`` (as in WikiText) or ``#``; no pair crosses one.
     words : int
         Of a passage; what is left of a section is not used.
     pairs : int, optional
-        How many at most, at least 2, at even distances in the order of the texts; longer texts give more.
+        At most so many, at least 2, at even distances in the order of the texts.
     """
     words = check_integer("words", words, minimum=1)
     found = []

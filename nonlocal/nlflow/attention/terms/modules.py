@@ -29,8 +29,7 @@ from nlflow.errors import InputError, check_choice, check_dense, check_flag, che
 class NeutrenoAttention(nn.Module):
     """Self-attention with the NeuTRENO term, in plain torch.
 
-    Affinities that a softmax computes go through torch's fused attention; the others, and a matrix fidelity, take O(N²)
-    memory for each head.
+    Affinities other than a softmax, and a matrix fidelity, take O(N²) memory for each head.
 
     Parameters
     ----------
@@ -41,20 +40,19 @@ class NeutrenoAttention(nn.Module):
     affinity : {'softmax', 'symmetric', 'gaussian', 'sigmoid', 'softplus', 'linear'}
         The kernel of the average; see `nlflow.attention.terms.averages`.
     fidelity : float
-        λ̃ >= 0; 0 leaves plain attention.
+        λ̃ >= 0.
     learned : bool
-        Whether λ̃ is learned, as its logarithm.
+        Whether log λ̃ is learned.
     semi_implicit, feat_scale, attn_scale, matrix_fidelity
         As for `nlflow.attention.attach`; `semi_implicit` is False by default.
     similarity_removal : float
-        τ in [0, 1]: the share of the mean of the tokens that is taken away from them when they enter this layer, unless
-        it is the first.
+        τ in [0, 1]: the share of the mean token that is subtracted from the tokens when they enter a layer other than
+        the first.
     causal : bool
-        Whether tokens see only those up to themselves.
     dropout : float
         Rate at which weights are dropped in training.
     bias : bool
-        Of the projections that are `torch.nn.Linear`.
+        Whether linear projections have one.
     projection : {None, 'sharpening', 'smoothing'}
         Use `SignedProjection` for the values, and no output projection; needs one head.
     generator : torch.Generator, optional
@@ -63,7 +61,6 @@ class NeutrenoAttention(nn.Module):
     Attributes
     ----------
     query, key, value, output : torch.nn.Module
-        The projections.
 
     Examples
     --------
@@ -138,7 +135,7 @@ class NeutrenoAttention(nn.Module):
             v0, as the first layer returned it; None in the first layer, which has no term.
         mask : tensor, optional
             (B, N), True for tokens that count; or four axes that broadcast to (B, H, N, N), boolean (True: i sees j) or
-            additive, of which means over tokens take the first head.
+            additive; means over tokens take that of the first head.
 
         Returns
         -------
@@ -224,7 +221,7 @@ class SignedProjection(nn.Module):
     width : int
     kind : {'sharpening', 'smoothing'}
     generator : torch.Generator, optional
-        Of the random start: Θ standard normal, ψ uniform in [0, 1).
+        For the random start: Θ standard normal, ψ uniform in [0, 1).
     device, dtype : optional
 
     References
@@ -310,11 +307,11 @@ class NeighbourAttention(WideParameters, NeutrenoAttention):
     learned : bool
         Whether λ₁ and λ₂ of a value residual are learned; both start from 1/2.
     laplacian : sequence of bool, optional
-        Which heads have the Laplacian; the second half of them by default.
+        Which heads have the Laplacian; the second half by default.
     layer : int
-        Number of the layer, from 1: where λ of a differential head starts.
+        Number of the layer, from 1, on which λ_init of differential heads depends.
     iterations : int
-        Scalings of a doubly stochastic P.
+        How often rows and columns are scaled for a doubly stochastic P.
     causal, dropout, bias
         As for `NeutrenoAttention`; a doubly stochastic P is not causal, and takes masks of tokens alone.
 
