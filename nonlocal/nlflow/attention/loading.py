@@ -45,8 +45,7 @@ _CONVERT = (
 def load_model(source: str | os.PathLike[str], *, head: str | None = None) -> nn.Module:
     """Return a model of transformers, in evaluation mode, in float32 on the CPU.
 
-    Where the folder has terms in ``attention.json``, as ``save_pretrained`` of an attached model writes them, the model
-    gets them; a name on the hub gives none.
+    A model from a folder gets the terms that are saved there in ``attention.json``; a name on the hub gives none.
 
     Parameters
     ----------
@@ -54,8 +53,7 @@ def load_model(source: str | os.PathLike[str], *, head: str | None = None) -> nn
         A folder with ``config.json`` and safetensors, read without network, or the name of a model on the Hugging Face
         hub (``'owner/name'``), taken from the cache or downloaded.
     head : {'language', 'masked', 'speech'}, optional
-        With the head that tells the next token, masked tokens, or what is said; by default the model gives hidden
-        states.
+        Which head the model gets; without one it gives hidden states.
 
     Raises
     ------

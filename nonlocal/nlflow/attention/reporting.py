@@ -39,7 +39,7 @@ _DEFAULT = "semi-implicit, λ̃ = 0.4, all layers"  # of `attach`
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Report(Brief):
-    """What `report` found about a model.
+    """What `report` found.
 
     Attributes
     ----------
@@ -297,7 +297,7 @@ def report(
     adapter: Adapter | Sequence[Adapter] | None = None,
     progress: bool = False,
 ) -> Report:
-    """Look into a model, say why its tokens grow alike, and try what helps: everything for one page.
+    """Measure how alike the tokens of a model grow, and why, and try cures: everything for one page.
 
     Parameters
     ----------
@@ -306,7 +306,7 @@ def report(
     inputs : iterable
         Texts, pictures, or batches that `probe` takes; intervals need at least three inputs.
     task : callable, optional
-        As for `nlflow.attention.sweep`; without one nothing is said of what helps.
+        As for `nlflow.attention.sweep`; without one the term of `attach` is the only cure that is tried.
     cures, layers
         As for `nlflow.attention.sweep`.
     seconds : float, optional
@@ -314,9 +314,9 @@ def report(
     name : str
         Of the model on the page; by default that of its class.
     source : str
-        What the inputs are, such as which texts, for the page.
+        What the inputs are, for the page.
     adapter : Adapter or sequence of Adapter, optional
-        Where attention is, where it is not found.
+        Where the blocks are, for models in which they are not found.
     progress : bool
         Progress bars on stderr.
 

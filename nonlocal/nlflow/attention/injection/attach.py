@@ -66,8 +66,8 @@ def attach(
 ) -> Model:
     """Give the self-attention of a model the NeuTRENO term, in place of terms that it has.
 
-    The averages P v of each head become (P v + λ̃ v0) / (1 + λ̃), where v0 are the values of the first layer of the same
-    stack, which itself has no term. Cross-attention stays as it is.
+    The averages P v of each head become (P v + λ̃ v0) / (1 + λ̃), with the values v0 of the first layer of the stack,
+    which has no term. Cross-attention stays as it is.
 
     Parameters
     ----------
@@ -83,9 +83,9 @@ def attach(
     semi_implicit : bool
         False is the explicit form of the paper, P v + λ̃ (v0 - v), which needs λ̃ < 1 + μ_min(P) to be stable.
     feat_scale : bool
-        Learn FeatScale after the output projection, which starts as the identity.
+        Learn FeatScale after the output projection, from the identity on.
     attn_scale : bool
-        Learn AttnScale, one parameter for each head, which starts as the identity.
+        Learn AttnScale, one parameter for each head, from the identity on.
     matrix_fidelity : bool
         Experimental: the semi-implicit form with Λ̃ = C/σ² and the local covariance C of the values, where each layer
         learns σ² from 1/λ̃ on, at O(N² d) for each head and iteration.
@@ -93,10 +93,10 @@ def attach(
         Other changes by their names in `nlflow.attention.CURES`, with one number for the model or one for each block,
         such as ``{'temperature': 0.8}``; ``fidelity=0`` gives them alone.
     adapter : Adapter or sequence of Adapter, optional
-        Where the blocks are, where they are not found.
+        Where the blocks are, for models in which they are not found.
     inputs : mapping or tensor, optional
-        What the model is run with once, to see that the term arrives in every layer; by default these are made up, or
-        the first call is watched.
+        Inputs of one run that shows whether the term arrives in every layer; by default they are made up, or the first
+        call is watched.
 
     Returns
     -------

@@ -47,15 +47,15 @@ class Adapter:
     Attributes
     ----------
     attention : str
-        Class of its attention modules (``'ViTAttention'``), or, with a dot or a star, a pattern of their names in the
+        Class of the attention modules (``'ViTAttention'``), or, with a dot or a star, a pattern of their names in the
         model (``'backbone.layers.*.attn'``).
     projection : str
-        The output projection, relative to the attention module, such as ``'o_proj'``, or ``'../output.dense'`` where it
+        Path of the output projection from the attention module, such as ``'o_proj'``, or ``'../output.dense'`` where it
         belongs to the parent; it is looked for where this is empty.
     causal : bool, optional
-        Whether a token sees no later ones; by default what the module says.
+        By default what the module says.
     cross : str
-        How the names of cross-attention modules of the same class end, which are left alone.
+        End of the names of cross-attention modules of the same class, which are left alone.
     stack : str
         ``'encoder'`` or ``'decoder'``; by default causal blocks are the decoder's.
     """
@@ -84,7 +84,6 @@ class Block:
     name : str
         Of the attention module in the model.
     module : torch.nn.Module
-        The attention module.
     causal : bool
     stack : str
         ``'encoder'`` or ``'decoder'``.
@@ -93,16 +92,16 @@ class Block:
     layer : torch.nn.Module
         The transformer layer (attention and MLP) of the block.
     projection : torch.nn.Module, optional
-        The output projection.
+        Of the output.
     group : str
         Blocks of the same group share their v0.
     kind : str
-        ``'interface'`` (transformers' function averages), ``'torch'`` (`torch.nn.MultiheadAttention` does) or
-        ``'sums'`` (the module itself does).
+        What averages: ``'interface'`` (transformers' function), ``'torch'`` (`torch.nn.MultiheadAttention`) or
+        ``'sums'`` (the module itself).
     values : torch.nn.Module, optional
         The projection that makes the values.
     repeated : bool
-        Whether one call of the stack calls the module several times, as in ALBERT.
+        Whether one call of the stack calls the module several times.
     """
 
     name: str
@@ -155,13 +154,13 @@ def blocks(model: Any, adapter: Adapter | Sequence[Adapter] | None = None) -> li
     ----------
     model : torch.nn.Module
     adapter : Adapter or sequence of Adapter, optional
-        Where they are, if not in modules that ask transformers' ``AttentionInterface``, that are torch's
-        ``MultiheadAttention``, or that sum by themselves between projections.
+        Where they are, if not in modules that ask transformers' ``AttentionInterface``, in torch's
+        ``MultiheadAttention``, or in modules that sum by themselves between projections.
 
     Raises
     ------
     InputError
-        If nothing is found, with the classes of modules that look like attention.
+        If nothing is found.
     """
     model = network_of(model)
     adapters = () if adapter is None else (adapter,) if isinstance(adapter, Adapter) else tuple(adapter)

@@ -131,8 +131,8 @@ def image_inputs(
 ) -> dict[str, Tensor]:
     """Return an image as a model's inputs, (1, channels, height, width).
 
-    It is resized to the model's size (Pillow's bilinear filter, without cropping) and normalized with mean and
-    deviation of the folder's ``preprocessor_config.json``, or 1/2 each.
+    It is resized to the model's size (Pillow's bilinear filter, without cropping) and normalized with the mean and
+    deviation of the folder's ``preprocessor_config.json``, 1/2 each without it.
 
     Parameters
     ----------
@@ -141,9 +141,8 @@ def image_inputs(
     source : str or path
         The folder or the name that the model came from.
     image : array of uint8 of shape (height, width) or (height, width, 3 or 4)
-        Opacity is ignored.
     size : int, optional
-        Side of the square, for models that take others than that of their configuration.
+        Side of the square, where it is not that of the configuration.
 
     Raises
     ------

@@ -49,10 +49,10 @@ class Discretization(Brief):
     layer : float
         The same for the layer's own result Pv.
     order : float
-        Slope of log distance over log(1/m) through the finest steps; 1 in theory, NaN with fewer than 3.
+        Slope of log distance over log(1/m) through the finest steps; NaN with fewer than 3.
     random_order : float
-        The same slope with random stochastic matrices, masked as the heads are; an `order` near it says nothing about
-        training; NaN where the kernel evolves or has keys as queries.
+        The same with random stochastic matrices, masked as the heads are; NaN where the kernel evolves or has keys as
+        queries. An `order` near it says nothing about training.
     """
 
     substeps: tuple[int, ...]
@@ -80,9 +80,9 @@ def discretize(
     substeps : sequence of int
         m >= 1.
     symmetric : bool
-        Use the flow with keys as queries: without a causal mask the gradient flow of J (arXiv 2312.00751, theorem 1).
+        Use keys as queries in the flow: without a causal mask the gradient flow of J (arXiv 2312.00751, theorem 1).
     evolving : bool
-        Queries and keys are averaged together with the values, and the kernel follows them.
+        Average queries and keys as the values, so that the kernel changes.
     item : int
         Number of the sequence in the batch.
 
@@ -170,12 +170,12 @@ def _evolving(head: Head, symmetric: bool) -> tuple[Flow, Floats, Floats]:
 
 @dataclass(frozen=True, repr=False)
 class Extrapolation(Brief):
-    """A stack of layers as it is, and as it would be if all layers were the chain of one.
+    """A stack of layers as it is, and as it would be if all repeated one.
 
     Attributes
     ----------
     layer : str
-        Name of the layer whose chain is repeated.
+        Name of the layer that is repeated.
     depth : array of int of shape (n + 1,)
         Layers after that one: 0 ... n.
     cosine, energy : array of shape (n + 1,)
@@ -202,7 +202,7 @@ def extrapolate(
     fidelity: float = 0.0,
     item: int = 0,
 ) -> Extrapolation:
-    """Predict how alike values are if all further layers were the chain of one layer, and compare with the stack.
+    """Predict how alike values become if all further layers repeat one layer, and compare with the stack.
 
     Each head repeats u <- (1 - s) Pu + s u + lambda~ (v0 - u) with its own P, and v0 of the first layer of the stack.
 
@@ -277,8 +277,7 @@ class BlockFlow(Brief):
     layer : float
         Share that attention with the residual in one step explains, (u + a / r) over its length: the block without MLP.
     direction : float
-        Share that the flow's velocity at the input explains with the time that fits best: cos^2 of the angle between
-        both, over all tokens.
+        Share that the flow's velocity at the input explains with the time that fits best.
     time : float
         That time; below 0 where the block moves against its attention.
     angle : float
@@ -287,7 +286,7 @@ class BlockFlow(Brief):
     distance : array of shape (M,)
         Of m geodesic Euler steps of length 1/m from the flow at time 1, over the way of the flow.
     order : float
-        Slope of log distance over log(1/m); 1 in theory, NaN with fewer than 3.
+        Slope of log distance over log(1/m); NaN with fewer than 3.
     """
 
     name: str

@@ -108,7 +108,7 @@ def energy_per_token(v: Any, average: Any, average_of_squares: Any, *, mask: Any
     Parameters
     ----------
     v, average : array of shape (..., N, D)
-        Values and Av; values less a constant vector have the same J, and lose fewer digits.
+        Values and Av.
     average_of_squares : array of shape (..., N)
         A|v|^2.
 
@@ -134,11 +134,10 @@ def _tell_of_overflow() -> None:
 
 @underflowing
 def gradient_cosine(v: Any, average: Any, symmetric_average: Any, *, mask: Any = None) -> Array:
-    """Return the mean cosine of v_i - (Av)_i, in which a layer moves, and v_i - (A_sym v)_i, a gradient of J.
+    """Return the mean cosine of v_i - (Av)_i and v_i - (A_sym v)_i, A_sym having keys as queries, in O(N D) time.
 
-    A_sym is the attention matrix with keys as queries (arXiv 2312.00751, appendix E.1), which makes no gradient under a
-    causal mask. All arguments have the shape (..., N, D); mask, returned shape and errors as in `mean_cosine`, in O(N
-    D) time; tokens that do not move, to rounding, are left out.
+    Without a causal mask the second is a gradient of J (arXiv 2312.00751, appendix E.1). Arguments have the shape (...,
+    N, D); mask, returned shape and errors as in `mean_cosine`. Tokens that do not move, to rounding, are left out.
     """
     values, counted, xp = _tokens(v, mask, "v")
     given = {"average": average, "symmetric_average": symmetric_average}

@@ -48,17 +48,17 @@ def probe(
     Parameters
     ----------
     model : torch.nn.Module or pipeline
-        A model of transformers, with or without terms, a SentenceTransformer, one of timm or torchvision, a pipeline,
-        or a module that an adapter describes; it runs in evaluation mode, and is not changed.
+        A model of transformers, timm or torchvision, a SentenceTransformer, a pipeline, or a module that an adapter
+        describes; it runs in evaluation mode, and is not changed.
     inputs : mapping, tensor, texts or pictures
         What the model is called with; texts (str, or a list of them) go through the model's tokenizer, pictures
-        (Pillow's, or uint8) through its normalization. ``attention_mask`` (and ``decoder_attention_mask``) says what
-        padding is, which `Layer.quantities` leave out.
+        (Pillow's, or uint8) through its normalization. Quantities leave out the padding of ``attention_mask`` (and
+        ``decoder_attention_mask``).
     keep_matrices : bool
         Keep all attention matrices, 4 B H N^2 bytes for each layer.
     gradients : bool
-        Keep the way back: `Layer.differentiable` has the quantities as tensors, in one graph with `Layer.q` and its
-        like and the hidden states, at some 12 B H N^2 bytes for each layer beside the memory of a step of training.
+        Give `Layer.differentiable` the quantities as tensors, in one graph with `Layer.q` and its like and the hidden
+        states, at some 12 B H N^2 bytes for each layer beside the memory of a step of training.
     adapter : Adapter or sequence of Adapter, optional
         Where the blocks are, for models that are not known.
     take : callable, optional
@@ -76,15 +76,12 @@ def probe(
     Warns
     -----
     NlflowWarning
-        Of modules that are left out, and of layers in which it is not known what attention adds.
+        For modules that are left out, and layers in which it is not known what attention adds.
 
     Notes
     -----
-    Caps of logits, masks, windows, position biases and sinks are in P, as the model has them; `Layer.matrices` and
-    degrees are with sinks, all else is of the average over tokens.
-
-    `Layer.between` is the state with what attention adds, normed where the layer norms that sum (BERT), or None where
-    the state after the layer is not seen to be the sum of what is added.
+    P has the caps of logits, masks, windows and position biases of the model. Sinks are in `Layer.matrices` and degrees
+    alone. `Layer.between` is normed where the layer norms the sum (BERT).
 
     Examples
     --------

@@ -31,7 +31,7 @@ _LONG = 200  # tokens beyond which the 2-norm of P comes of an iteration
 
 @dataclass(frozen=True)
 class Ruling:
-    """Which eigenvalue rules many layers like this one.
+    """Which eigenvalue dominates after many layers like this one.
 
     Attributes
     ----------
@@ -68,9 +68,10 @@ class Ruling:
 
 
 def ruling(alphas: NDArray[np.generic], omegas: NDArray[np.generic], scale: float = 1.0) -> Ruling:
-    """Return which of the eigenvalues 1 + s w a of X <- X + s P X W rules (arXiv 2401.04301), in O(n m) time.
+    """Return which of the eigenvalues 1 + s w a of X <- X + s P X W dominates (arXiv 2401.04301), in O(n m) time.
 
-    Smoothing is that the largest |1 + s w| is above |1 + s w a| of all others: many such layers make tokens equal.
+    A layer is smoothing if the largest |1 + s w| is above |1 + s w a| of all others: many such layers make tokens
+    equal.
 
     Parameters
     ----------
@@ -79,12 +80,12 @@ def ruling(alphas: NDArray[np.generic], omegas: NDArray[np.generic], scale: floa
     omegas : array of shape (m,)
         Eigenvalues of W; those of d features, and one 0 where d < D, are enough.
     scale : float
-        s, not 0, such as what the norm before attention multiplies by.
+        s, not 0.
 
     Raises
     ------
     InputError
-        For no eigenvalues, for such as are not finite, also times s, and for s = 0.
+        For no eigenvalues, for infinite ones and NaN, also times s, and for s = 0.
     """
     scale = check_number("scale", scale)
     if scale == 0:
@@ -124,7 +125,7 @@ def _ruled(
 
 
 def ruling_of_heads(matrices: Floats, values: Floats, output: Floats, scale: float = 1.0) -> Ruling:
-    """Return which part rules in X <- X + s sum_h P_h X V_h O_h: equal tokens, or what tells them apart.
+    """Return which part dominates in X <- X + s sum_h P_h X V_h O_h: equal tokens, or their differences.
 
     All eigenvalues are found where N D is at most 1200, else the outermost, in O(H N^2 d + N (H d)^2) a step.
     """
