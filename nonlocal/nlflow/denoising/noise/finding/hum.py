@@ -60,7 +60,8 @@ def find_hum(samples: Any, missing: NDArray[np.bool_] | None = None, *, rate: fl
     Returns
     -------
     Hum or None
-        With frequencies, amplitudes and phases.
+        With frequencies, amplitudes and phases; None too for fewer than 256 samples, and if more than a quarter is
+        missing.
 
     Raises
     ------

@@ -69,7 +69,7 @@ class PhotonTransfer:
 def photon_transfer(
     stack: Any, *, offset: float | None = None, channel_axis: int | None = None, mask: Any = None
 ) -> PhotonTransfer:
-    """Estimate gain and read noise of a camera from a stack or clip of any scene.
+    """Estimate gain and read noise of a camera from a stack or clip, without calibration frames.
 
     Parameters
     ----------
