@@ -51,7 +51,6 @@ def each_item(
     progress: Any = False,
     **words: Any,
 ) -> tuple[list[Any], DenoiseInfo]:
-    """Denoise the images of indices within `items`, in C order; `own` gives arguments of each."""
     given = (
         {"image": image(index), **words, **{name: of(index) for name, of in own.items()}}
         for index in np.ndindex(*items)

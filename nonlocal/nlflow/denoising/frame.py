@@ -131,7 +131,6 @@ class Frame:
 
     @property
     def unit(self) -> float:
-        """The noise in the units of the input; 1 for counts."""
         return root_mean_square(self.level)
 
     @property
@@ -214,7 +213,6 @@ class Frame:
 
     @property
     def fills_alone(self) -> bool:
-        """Whether the flow only fills holes, so that its units are no noise."""
         return self.exact is not None and bool(np.all(self.exact))
 
     @property
@@ -224,7 +222,6 @@ class Frame:
         return blind and levels_within((*self.shape, len(self.level)), 1) > 0
 
     def solve(self, part: Part, watch: Watch) -> tuple[Array, float | None, dict[str, Any]]:
-        """Return the estimate, its estimated risk, and entries of `DenoiseInfo`."""
         unit, tell, stopping, f = self.unit, watch.tell, self.options.stopping, part.f
         half = 0.5 if stopping == "sure" else 1.0  # that rule runs the flow once more
         found = self.run(f, replace(watch, every=stopping is not None, tell=within(tell, 0.0, half)))
@@ -290,7 +287,6 @@ def observe(
     image: Any, sigma: Any, noise: Any, axes: Axes, quality: str, options: Options, *, mask: Any = None,
     keep: Any = None, trail: Trail | None = None, found: NoiseEstimate | None = None,
 ) -> tuple[Frame, Part]:  # fmt: skip
-    """Return the frame, and the array as its only part; a verdict `found` is taken as given."""
     axes.check_patch(options.patch_size)
     given, sigma = choose_noise(noise, sigma)
     kept = None if keep is None else axes.place("keep", keep)
@@ -498,7 +494,6 @@ def in_units(signal: Array, offset: Array, level: Array) -> Array:
 
 
 def live_of(varies: Mask) -> Mask | None:
-    """Return which channels vary, or None if all or none do."""
     return varies if 0 < np.count_nonzero(varies) < len(varies) else None
 
 

@@ -61,7 +61,6 @@ class Known:
 
 
 def as_given(image: Any, axes: Axes, mask: Any = None, known: Known | None = None) -> Given:
-    """Return the samples of an array or of a part, with those that a mask names or that are found missing. O(N)."""
     masked = isinstance(image, np.ma.MaskedArray)
     if is_tensor(image):
         return Given(*as_signal(image, axes.channel, TELL_MISSING))  # which refuses it
@@ -123,7 +122,6 @@ def as_given(image: Any, axes: Axes, mask: Any = None, known: Known | None = Non
 def signals_of(
     image: Any, channel_axis: Any = None, axes: str | None = None, mask: Any = None
 ) -> tuple[Array, Mask | None, tuple[str, ...]]:
-    """Return the signals (..., C), which samples are missing, and notes."""
     given = as_given(image, Axes.of(shape_of("image", image), channel_axis, axes), mask)
     refuse_unordered(given.samples, np.asarray(image).dtype, given.missing)
     samples = given.samples if given.opacity is None else given.samples[..., given.signals]
@@ -343,7 +341,6 @@ class Beside:
 
 
 def some_of(values: Array, count: int = SOME) -> Array:
-    """Return about `count` of many values, evenly spaced."""
     step = max(values.size // count, 1)
     while math.gcd(step, 6) > 1:  # two, three and four channels lie side by side
         step += 1

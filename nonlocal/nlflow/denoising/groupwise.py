@@ -214,7 +214,6 @@ class Groups:
 
     @classmethod
     def of(cls, preset: GroupPreset, spread: Spread, dimension: int, weakest: float = 1.0) -> Groups:
-        """Return the flow for samples in units of their noise."""
         precision = np.dtype(preset.precision(spread.extent / weakest))
         colours, ratio = channels_for(spread.channels, spread.moments), spread.ratio
         if preset.small is not None and spread.channels > 1:
@@ -227,7 +226,6 @@ class Groups:
 
     @property
     def halo(self) -> Three:
-        """See `margins`."""
         return margins(self.groupings, self.preset.steps)
 
     def bytes_needed(self, shape: tuple[int, ...], channels: int) -> int:
@@ -241,7 +239,6 @@ class Groups:
         return channels_of(f, self.colours, self.precision)
 
     def of_part(self, f: Array, corner: tuple[int, ...], whole: tuple[int, ...], missing: Array | None = None) -> Array:
-        """Return the estimate for a part, which begins at a corner of the whole."""
         options = {} if missing is None else {"missing": missing}
         made = problem(self.signal(f), self.preset, self.groupings, origin=corner, whole=whole, **options)
         return back_from(run(made, ALONE)[0][-1], self.colours, f)
@@ -304,7 +301,6 @@ def channels_of(f: Array, colours: Array, precision: Any) -> Array:
 
 
 def back_from(u: Array, colours: Array, like: Array) -> Array:
-    """Undo `channels_of`."""
     mixed = np.moveaxis(as_planes(u), 0, -1) @ colours.astype(u.dtype)
     return np.asarray(mixed.astype(like.dtype).reshape(like.shape))
 
@@ -312,7 +308,6 @@ def back_from(u: Array, colours: Array, like: Array) -> Array:
 def problem(
     f: Any, preset: GroupPreset, groupings: tuple[Grouping, ...], powers: Any = None, **options: Any
 ) -> Problem:
-    """Return the flow of a preset on samples (..., C), with `options` of `GroupFlow`; variances times `powers` (C,)."""
     if powers is not None:
         options["variance"] = options["variance"] * powers
     flow = GroupFlow(
@@ -342,7 +337,6 @@ def _path(
 
 
 def coloured(f: Array, frame: Frame, noise: Coloured, preset: GroupPreset, watch: Watch) -> Run:
-    """Run the flow for correlated noise, on coarser images first."""
     from nlflow.denoising.noise.spectra import coarse_to_fine, correlation, levels_within
 
     preset = replace(preset, means=False)  # coarser images come first here
@@ -452,7 +446,6 @@ def filling_levels(f: NDArray[Any]) -> list[float]:
 
 
 def margins(groupings: tuple[Grouping, ...], steps: int) -> Three:
-    """Return how far away samples matter for the last estimate, along slices, rows and columns."""
     first, *later = (one.halo for one in groupings)
     a, b, c = (one + steps * max(two) for one, two in zip(first, zip(*later, strict=True), strict=True))
     return a, b, c
@@ -465,7 +458,6 @@ def bytes_needed(
     itemsize: int,
     working: int | None = None,
 ) -> int:
-    """Return the bytes that a flow of planes needs; `working` is those of chunks."""
     channels, space = shape[0], three(shape[1:])
     # State, estimate, the next two, three sums, guide, input and its copy; then the estimates of the path.
     planes = (10 + steps + 1) * channels * math.prod(space) * itemsize

@@ -43,7 +43,6 @@ def _kind(image: Any) -> str:
 def denoised_labelled(
     denoise: Callable[..., Any], image: Any, sigma: Any, options: Options, words: dict[str, Any]
 ) -> Any:
-    """Return ``(result, info)`` for an object of pandas or xarray; `words` are arguments of `nlflow.denoise`."""
     kind = _kind(image)
     if kind == "Dataset":
         return _of_dataset(denoise, image, sigma, options, words)

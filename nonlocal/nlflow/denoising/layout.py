@@ -18,7 +18,6 @@ _LEAST = 8  # samples along each axis of an array that is taken for a volume wit
 
 
 def marks_of(name: str, values: NDArray[Any]) -> tuple[NDArray[np.bool_], str]:
-    """Return where a mask is not 0, and a note if it has more than two values."""
     if values.dtype.kind == "b":
         return values, ""
     if values.dtype.kind not in "iuf":
@@ -46,7 +45,6 @@ class Axes:
         cls, shape: Sequence[int], channel_axis: Any = None, axes: Any = None, spacing: Any = None, *,
         batches: bool = False,
     ) -> Axes:  # fmt: skip
-        """Return the axes of a shape; `batches` allows B."""
         shape = tuple(shape)
         if batches and isinstance(axes, str) and axes.count("B") == 1 and len(axes) == len(shape):
             batch = axes.index("B")
@@ -108,7 +106,6 @@ class Axes:
         raise InputError(f"{name}: got shape {mask.shape}, expected {self.spatial}, one boolean for each sample")
 
     def check_patch(self, patch_size: int | None) -> None:
-        """Raise `InputError` for patches that hold no more of an image than smaller ones."""
         most = 2 * max(self.spatial, default=1) - 1
         if patch_size is not None and patch_size > most:
             raise InputError(
@@ -125,7 +122,6 @@ class Axes:
             )
 
     def items(self, tensor: Any) -> Any:
-        """Return a tensor as (B, ..., C)."""
         ends = [self.batch] if self.batch is not None else []
         rest = [axis for axis in range(tensor.ndim) if axis not in (self.batch, self.channel)]
         moved = tensor.permute(*ends, *rest, *([self.channel] if self.channel is not None else []))

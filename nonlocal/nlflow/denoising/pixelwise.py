@@ -76,7 +76,6 @@ class Pixels:
                 "steps": self.steps or 0}  # fmt: skip
 
     def of_part(self, f: Array, corner: tuple[int, ...], whole: tuple[int, ...], missing: Array | None = None) -> Array:
-        """Return the estimate for a part, with the bits that it has in the whole."""
         path = solved(f.astype(self.precision, copy=False), self, missing=missing, store=False).path
         return path[-1].astype(f.dtype, copy=False)
 
@@ -114,7 +113,6 @@ class Outcome:
 def problem(
     f: Array, chosen: Pixels, watch: Watch = ALONE, *, missing: NDArray[np.bool_] | None = None, store: bool = True
 ) -> Problem:
-    """Return the E-flow of a signal (..., C) in units of its noise."""
     kernel, fidelity, steps = chosen.kernel, chosen.fidelity, chosen.steps
     grid, compared = Grid(f.shape[:-1], boundary="reflect"), _smoothed(f)
 
@@ -186,7 +184,6 @@ def kernel_for(
     patch_size: int | None,
     search_radius: int | None,
 ) -> Patch:
-    """Return the patch kernel for noise over signal of a `ratio`; what is None is chosen."""
     from scipy.ndimage import gaussian_filter
 
     if patch_size is None:

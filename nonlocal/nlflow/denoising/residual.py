@@ -95,7 +95,6 @@ class Looked:
 
 
 def figures_of(f: Array, u: Array, frame: Frame) -> Figures | None:
-    """Return figures of the residual f - u of samples (..., C), or None where they cannot be formed."""
     lost = frame.missing
     taken = lost if lost is None or frame.absent is None else lost & ~frame.absent
     places = (
@@ -108,7 +107,6 @@ def figures_of(f: Array, u: Array, frame: Frame) -> Figures | None:
 
 
 def figures_in(places: Iterable[Looked], frame: Frame, low: Array, high: Array) -> Figures | None:
-    """Return figures of places of a whole whose samples lie between `low` and `high` (C,), or None."""
     shape = frame.shape
     axes = tuple(k for k, n in enumerate(shape) if n > 1)
     spatial = len(axes)

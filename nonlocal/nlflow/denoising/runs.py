@@ -253,7 +253,6 @@ class _Follower(Tracker):
 
 
 def run(problem: Problem, watch: Watch) -> tuple[list[Array], Solution[Any]]:
-    """Return the signals after each step, or the last alone, and the solution; a run that ends early raises."""
     path: list[Array] = []
     trackers = list(problem.rules)
     if watch.every:
@@ -274,7 +273,6 @@ def run(problem: Problem, watch: Watch) -> tuple[list[Array], Solution[Any]]:
 
 
 def unrolled(problem: Problem) -> list[Array]:
-    """Return the signals of tensors after each step, with derivatives for groups held still."""
     flow: Flow = problem.flow
     u: Any = flow.observed
     memory: dict[str, Any] = {}

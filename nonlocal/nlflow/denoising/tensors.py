@@ -49,7 +49,6 @@ def denoised_tensor(
     denoise: Denoise, image: Tensor, sigma: Any, options: Options, *, quality: str, noise: Any,
     channel_axis: int | None, axes: str | None, spacing: Any, mask: Any, keep: Any, return_info: bool, progress: Any,
 ) -> Any:  # fmt: skip
-    """Denoise a tensor; `denoise` is `nlflow.denoise`, for models of noise and missing samples on the host."""
     if options.device != "cpu":
         raise InputError(f"device: got {options.device!r} for a tensor, which stays on {image.device}; leave it out")
     begun, image = time.perf_counter(), checked_image(image)
@@ -255,7 +254,6 @@ class Noisy:
 
     @classmethod
     def of(cls, items: Tensor, sigma: Any, model: Noise | str) -> Noisy | str:
-        """Return the noise of items (B, ..., C), or in words why the host has to denoise them."""
         if not isinstance(model, str):
             white = model.white_sigma if sigma is None else None
             return f"noise={type(model).__name__}" if white is None else cls(white)
@@ -508,7 +506,6 @@ class Alike:
         return torch.stack(parts).sum(dim=0).view(f.shape) if len(parts) > 1 else parts[0].view(f.shape)
 
     def paths(self, f: Tensor, watch: Watch, filter: TensorFilter | None = None) -> tuple[list[Tensor], int, int]:
-        """Return estimates (the last alone, or all), the number of tiles, and the bytes of one."""
         preset, (signal, variance, groupings) = self.groups.preset, self.flow(f)
         options = {} if variance is None else {"variance": variance}
         limit = free_bytes(f.device) if watch.limit is None else watch.limit
@@ -526,7 +523,6 @@ class Alike:
         return [self.back(u, f) for u in (path if watch.every else path[-1:])], tiles, memory
 
     def bytes_needed(self, f: Tensor, limit: float) -> tuple[int, float]:
-        """Return the bytes that the flow needs, and those for each sample."""
         signal, _, groupings = self.flow(f)
         working = TensorFilter.within(signal, limit)[1]
         needed = _bytes(signal, groupings, self.groups.preset.steps, working)

@@ -243,7 +243,6 @@ def frame_for(
     axes: Axes, given: np.dtype[Any], found: Statistics, levels: Array | None, quality: str, model: Noise | None,
     options: Options,
 ) -> Frame:  # fmt: skip
-    """Return the frame for noise of these levels; None for counts, whose noise is 1."""
     live = live_of(found.high > found.low)
     if live is not None:
         found, levels = found.of_channels(live), None if levels is None else levels[live]
@@ -369,7 +368,6 @@ def _figures(blocks: Blocks, found: Statistics, frame: Frame) -> Figures | None:
 def widened(
     place: tuple[slice, ...], around: Sequence[int | None]
 ) -> tuple[list[slice], tuple[int, ...], tuple[slice, ...]]:
-    """Return a place with its surroundings, their corner, and where the place lies in them."""
     wide = [
         slice(None) if by is None else slice(max(s.start - by, 0), s.stop + by)
         for s, by in zip(place, around, strict=True)
@@ -388,7 +386,6 @@ def looked_at(
 
 
 def settled(blocks: Blocks, frame: Frame, present: int) -> tuple[Frame, str]:
-    """Return the frame with a fixed number of steps of ``pixels``, and why."""
     flow = frame.flow
     assert isinstance(flow, Pixels)
     if flow.steps is not None:
@@ -451,7 +448,6 @@ def denoise_part(
 def residual_squares(
     block: Array, corner: tuple[int, ...], inner: tuple[slice, ...], frame: Frame, memory_limit: float | None = None
 ) -> float:
-    """Return the sum of squares of input minus result over a block, in units of the noise."""
     part = frame.part(block)
     u = _estimate(part, corner, frame, memory_limit)
     present = ... if part.missing is None else ~part.missing[inner]

@@ -119,7 +119,6 @@ def _figures(begin: Array, whole: Statistics, frame: Frame) -> Figures | None:
 
 
 def window(frame: Frame, max_memory: float | None = None) -> tuple[int, int]:
-    """Return how many frames are denoised at a time, and the bytes that this takes, or raise `MemoryLimitError`."""
     count, height, width = frame.shape
     allowed = memory_limit() if max_memory is None else max_memory
     margin = frame.halo[0]

@@ -44,7 +44,6 @@ _PLANES = 9  # of a volume, from which its noise is estimated
 def place(
     chunks: Sequence[tuple[int, ...]], halos: tuple[int, ...], index: tuple[int, ...]
 ) -> tuple[tuple[int, ...], tuple[slice, ...]]:
-    """Return where the halo of a block begins in the image, and where the block lies in its halo."""
     corner, inner = [], []
     for sizes, halo, k in zip(chunks, halos, index, strict=True):
         start = sum(sizes[:k])
@@ -162,7 +161,6 @@ class Statistics:
 
 
 def surveyed(blocks: Blocks, model: Noise | None, nodata: Any = None) -> tuple[Statistics, Known, str]:
-    """Return the statistics of the samples that are present, what is missing, and a warning if that is a guess."""
     import dask
 
     known, guessed, told = Known(nodata), "", list[str]()
@@ -264,7 +262,6 @@ def estimated(blocks: Blocks, found: Statistics, known: Known) -> Array:
 
 
 def for_all(levels: Array, found: Statistics) -> Array:
-    """Return levels (C,): one number for all channels if they are alike, 0 for constant ones."""
     live = found.high > found.low
     result = np.zeros(len(live))
     if live.any():
@@ -309,7 +306,6 @@ def _of_planes(blocks: Blocks, known: Known) -> Array:
 
 
 def typical(sigmas: Sequence[Array]) -> Array:
-    """Return the median of each channel's estimates above 0, or 0."""
     found = [of_channel[of_channel > 0] for of_channel in np.array(sigmas).T]
     return np.array([float(np.median(one)) if one.size else 0.0 for one in found])
 

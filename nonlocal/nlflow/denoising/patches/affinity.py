@@ -24,7 +24,6 @@ _BLOCK = 2**21  # samples of tokens at a time
 
 
 def as_planes(u: Array) -> Array:
-    """From (..., C) to (C, Z, H, W)."""
     return contiguous(namespace(u).moveaxis(u.reshape(*three(tuple(u.shape[:-1])), u.shape[-1]), -1, 0))
 
 

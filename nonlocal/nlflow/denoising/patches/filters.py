@@ -87,7 +87,6 @@ class Correlation:
 
 
 def cosines(patch: tuple[int, int, int]) -> Array:
-    """Return the orthonormal cosines of a patch of D samples as columns, shape (D, D)."""
     from scipy.fft import dctn
 
     size = math.prod(patch)

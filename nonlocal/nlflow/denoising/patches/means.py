@@ -44,7 +44,6 @@ class Blocks:
         whole: tuple[int, ...] | None,
         search: int = 0,
     ) -> Blocks | None:
-        """Return the blocks of a part, those of the whole; None for a small image."""
         own, large = three(shape), three(shape if whole is None else whole)
         alone = (p == 1 and r == 0 for p, r in zip(grouping.along("patch"), grouping.along("radius"), strict=True))
         sides = three(tuple(1 if apart else min(n, 2) for n, apart in zip(large, alone, strict=True)))
@@ -69,7 +68,6 @@ class Blocks:
         return planes[:, :, rows, columns]
 
     def mean(self, planes: Array) -> Array:
-        """Return the means; the bits do not depend on the layout in memory."""
         inside, (_, rows, columns) = self._inside(planes), self.sides
         above: Any = sum(inside[:, :, ::rows, k::columns] for k in range(columns))
         below: Any = sum(inside[:, :, rows - 1 :: rows, k::columns] for k in range(columns)) if rows > 1 else 0

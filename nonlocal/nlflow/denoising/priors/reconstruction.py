@@ -130,7 +130,6 @@ class _Problem:
 
 
 def half_quadratic(problem: _Problem, z: Array, strength: float) -> tuple[Array, Array]:
-    """Fit the data near z, then denoise."""
     z = problem.denoise(problem.near(z, strength), strength)
     return z, z
 
