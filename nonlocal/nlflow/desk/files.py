@@ -370,7 +370,6 @@ def check_target(path: str | os.PathLike[str]) -> None:
 
 
 def check_distinct(sources: Mapping[str, Path | None], targets: Mapping[str, Path | None]) -> None:
-    """Raise `InputError` for outputs that would replace an input or each other; links are followed."""
     seen = {key: name for name, path in sources.items() if path is not None for key in identity(path)}
     for name, path in targets.items():
         for key in () if path is None else identity(path):

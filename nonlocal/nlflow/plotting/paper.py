@@ -145,7 +145,6 @@ def _read_sheet(name: str) -> dict[str, Any]:
 
 
 def settle(figure: Figure) -> None:
-    """Break long labels, set the height of panels, and drop ticks whose labels would overlap."""
     _share(figure)
     columns, rows = _grid(figure)
     ratio = _RATIO if rows <= _FEW else _FLAT

@@ -255,7 +255,6 @@ def _name_anew(temporary: Path, target: Path) -> None:
 
 
 def write_folder(path: str | os.PathLike[str], writer: Callable[[Path], object], *, replace: bool = True) -> None:
-    """Write a folder as `write_atomic` writes a file."""
     target = Path(os.path.realpath(path))
     with _told(path, "folder"), workshop(target) as place:
         fresh = place / "new"

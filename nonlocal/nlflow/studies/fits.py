@@ -102,7 +102,6 @@ class Fit:
 
     @property
     def expectation(self) -> str:
-        """What is expected, in words."""
         if self.relation == "in" and not math.isnan(self.high):
             return "within its bounds"
         if self.expected is None:

@@ -241,7 +241,6 @@ def check_sizes(name: str, values: Sequence[Any]) -> None:
 
 
 def check_continuum(options: Options) -> None:
-    """Raise `InputError` unless the kernels compare positions and the signal is a function of them."""
     for kernel in options["kernel"]:
         if not isinstance(kernel, RadialKernel):
             raise InputError(

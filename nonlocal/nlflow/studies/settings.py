@@ -159,7 +159,6 @@ def build_flow(weights: Affinity, observed: Array, metric: str, fidelity: float)
 
 
 def solve_to_end(*arguments: Any, **options: Any) -> Solution[Any]:
-    """Solve as `nlflow.solve`, but raise `KeyboardInterrupt` at Ctrl-C."""
     solution = solve(*arguments, **options)
     if solution.status is Status.INTERRUPTED:
         raise KeyboardInterrupt

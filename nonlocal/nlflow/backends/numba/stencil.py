@@ -414,7 +414,6 @@ def _add_plane(table, steps, signal, start, left, part, target):
 
 @njit(parallel=True, cache=True, fastmath=FLAGS)
 def apply_table(table, starts, steps, signal, out):
-    """Weighted sums with one table of weights for all nodes."""
     # - table : (planes, rows, 2 Rj + 1); One plane in two dimensions, and one row in one.
     # - starts : (H,); The row of `signal` at which the window of each row of `out` begins.
     # - steps : (planes, rows); The rows of a window from there.

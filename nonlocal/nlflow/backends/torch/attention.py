@@ -209,7 +209,6 @@ def _aligned(x: Tensor) -> Tensor:
 
 
 def width_for(q: Tensor, channels: int) -> int:
-    """Return the width to which queries, keys and a piece of the values are filled up."""
     width = max(q.shape[-1], min(channels, WIDEST))
     return -(-width // _ALIGNED) * _ALIGNED if q.device.type == "cuda" else width
 

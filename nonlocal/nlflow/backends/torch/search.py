@@ -342,6 +342,5 @@ def combined(along: Sequence[Integers], shape: Sequence[int]) -> Integers:
 
 
 def patch_offsets(patch: Three, shape: Sequence[int]) -> Integers:
-    """Return the distances in memory of the D samples of a patch from its first, in a volume of a shape."""
     offsets: Integers = combined([np.arange(n)[None] for n in patch], shape)[0]
     return offsets

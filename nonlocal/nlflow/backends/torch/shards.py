@@ -147,7 +147,6 @@ class Processes:
         return whole
 
     def gather(self, rows: Tensor) -> Tensor:
-        """Return the rows of all processes, (N, ...)."""
         most = max(self.counts)
         padded = rows.contiguous()
         if rows.shape[0] < most:

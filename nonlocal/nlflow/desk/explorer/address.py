@@ -30,7 +30,6 @@ def written(tab: str, words: Mapping[str, str]) -> str:
 
 
 def read(text: str, tabs: Sequence[str]) -> Address:
-    """Return the tab and the words of an address; without a tab the first of the names."""
     text = text.removeprefix("#")
     if len(text) > _MOST:
         return Address("", {}, (f"address: got {len(text)} characters after #, expected at most {_MOST}",))
@@ -59,7 +58,6 @@ def _parted(pair: str) -> tuple[str, str]:
 
 
 def number(name: str, word: str, low: float, high: float, *, step: float | None, optional: bool) -> float | None:
-    """Return the number of a word, None for ``automatic``; `InputError` if a control cannot have it."""
     if optional and word == AUTOMATIC:
         return None
     try:

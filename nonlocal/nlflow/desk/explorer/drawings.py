@@ -147,7 +147,6 @@ class Drawn:
 
     @property
     def place(self) -> tuple[float, float, float, float] | None:
-        """Top, left, height and width of the part, as shares of the picture as it is seen."""
         crop, media = self.result.settings.crop, self.source.media
         if crop is None:
             return None

@@ -122,7 +122,6 @@ def stored_place(seen: tuple[float, float], orientation: int) -> tuple[float, fl
 
 
 def seen_box(part: Sequence[tuple[float, float]], orientation: int) -> tuple[float, float, float, float]:
-    """Return top, left, height and width in the upright image of a part that is given by shares of the stored one."""
     corners = as_stored(_CORNERS, orientation)
     (y, x), (v, w) = (_moved((part[0][end], part[1][end]), corners) for end in (0, 1))
     return min(y, v), min(x, w), abs(v - y), abs(w - x)
@@ -151,7 +150,6 @@ def data_url(content: bytes) -> str:
 
 
 def envelope(values: Array) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return places and values of a line (N,) with few points: the smallest and largest value of each stretch."""
     n = len(values)
     if n <= 2 * _POINTS:
         return np.arange(n, dtype=np.float64), values.astype(np.float64)

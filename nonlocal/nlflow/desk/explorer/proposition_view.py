@@ -70,7 +70,6 @@ class PropositionSettings:
 
 
 def compute(settings: PropositionSettings, known: SimpleNamespace | None = None) -> SimpleNamespace:
-    """Return the results, and ``curves`` over `FIDELITIES`: lower bound, kept part, upper bound."""
     with one_loop_thread():  # starting a second one takes longer than these small problems
         setup = settings.domain, settings.signal, settings.width
         made = known if known is not None and known.setup == setup else _prepared(settings)

@@ -80,7 +80,6 @@ class Keys:
         return cookie is not None and _same(cookie.value, self._cookie)
 
     def open(self, token: str) -> str:
-        """Return the header of the cookie for a valid token, else an empty text."""
         used = next((one for one in self._tickets if _same(token, one)), None)
         if used is None and not _same(token, self.token):
             return ""

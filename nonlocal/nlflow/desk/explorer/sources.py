@@ -203,7 +203,6 @@ def saved(source: Source, crop: Crop | None, result: Array) -> tuple[str, bytes]
 
 
 def sounds(source: Source, crop: Crop | None, result: Array) -> dict[str, bytes]:
-    """Return WAV files of a sound before, after, and of the difference; none for more than `MOST_HEARD` samples."""
     if source.media.format != "wav" or result.size > MOST_HEARD:
         return {}
     given = source.media.data if crop is None else source.media.data[slices(source, crop)]

@@ -185,7 +185,6 @@ class Knob(Part):
 
     @property
     def value(self) -> float | None:
-        """The number that the user has set; None for an automatic one."""
         return None if self.shown["automatic"] else self.shown["value"]
 
     def _take(self, data: Any) -> None:

@@ -135,7 +135,6 @@ def written_extension(path: Path) -> str:
 
 
 def left_out(form: str, media: Media, writing: Writing) -> list[str]:
-    """Return the names of what a file of this format cannot hold beside the samples."""
     names = []
     arrays, bare, anew = form in ARRAYS, False, False
     if "tiff" in media.extras or (form == "tiff" and media.axes):

@@ -38,7 +38,6 @@ def unit_of(name: object) -> str:
 
 
 def scale_of(value: object, unit: object = "") -> tuple[float, str] | None:
-    """Return a distance and its unit; None unless it is a positive number."""
     try:
         number = float(value)  # type: ignore[arg-type]  # whatever it is: a failure tells
     except (TypeError, ValueError):
@@ -47,7 +46,6 @@ def scale_of(value: object, unit: object = "") -> tuple[float, str] | None:
 
 
 def in_unit(scale: tuple[float, str] | None, unit: str) -> float | None:
-    """Return a distance in another unit, such as ``mm``, ``µm`` or ``s``; None if its own is unknown."""
     for known in (_METRES, _SECONDS):
         if scale is not None and scale[1] in known and unit in known:
             return scale[0] * (known[scale[1]] / known[unit])
@@ -272,7 +270,6 @@ def _spacing(media: Media, given: Sequence[float] | None, notes: list[str]) -> t
 
 
 def arranged(values: Array, axes: str, wanted: str) -> Array:
-    """Return `values` with the axes `wanted`: moved, and of length 1 where they are missing."""
     lost = [a for a, size in zip(axes, values.shape, strict=True) if a not in wanted and size > 1]
     if lost:
         raise FileFormatError(f"axes: got {axes} to write as {wanted}, which has no {', '.join(lost)}; write .npy")
@@ -295,7 +292,6 @@ def words_of(media: Media) -> dict[str, Any]:
 
 
 def through(media: Media, *, channels: bool = False) -> int:
-    """Return the number of the axis along which pictures follow each other; with `channels` C is counted."""
     axes = media.axes if channels else media.axes.replace("C", "")
     return axes.index("T" if "T" in axes else "Z")
 

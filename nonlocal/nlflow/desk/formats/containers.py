@@ -61,7 +61,6 @@ def choose(path: Path, array: str | None, found: Mapping[str, Entry], remedy: st
 
 
 def media_of(path: Path, form: str, name: str, data: Array, found: Mapping[str, Entry], *, keeps: bool = True) -> Media:
-    """Return an array as `Media`; `keeps` says whether an output keeps the other arrays."""
     note = f"{path}: the array {name} is read, one of {len(found)}"
     lost = len(found) > 1 and not keeps
     about = {"name": name, "shape": found[name].shape, "others": len(found) > 1, "lost": lost}

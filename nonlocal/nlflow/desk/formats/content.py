@@ -57,7 +57,6 @@ _SAME = {".heif": ".heic", ".hif": ".heic", ".j2k": ".jp2", ".jpx": ".jp2", ".ps
 
 
 def foreign(path: Path, extension: str) -> tuple[str, str]:
-    """Return what a file of this extension is and how to convert it, if it is known but not read; else empty texts."""
     got, way = FOREIGN.get(_SAME.get(extension, extension), ("", ""))
     return got, way.format(name=quoted(path), stem=quoted(Path(path.stem)))
 

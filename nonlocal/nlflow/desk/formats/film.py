@@ -66,7 +66,6 @@ class VideoInfo:
 
 
 def choose(writing: Writing, info: VideoInfo) -> tuple[str, str, dict[str, str], str]:
-    """Return codec, pixel format and options for a film to write, and a note for the user."""
     path, quality = writing.path, QUALITY if writing.quality is None else writing.quality
     av = _need_av(path)
     ending, pixels = extension(path), info.pixels.replace("yuvj", "yuv")
