@@ -146,7 +146,6 @@ def up(image: Array, shape: tuple[int, ...]) -> Array:
 
 
 def halved(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the axes that are halved: all but the channels and those of one sample."""
     return tuple(axis for axis, n in enumerate(shape[:-1]) if n > 1)
 
 
@@ -192,6 +191,5 @@ def coarse_to_fine(
 
 
 def levels_within(shape: tuple[int, ...], levels: int) -> int:
-    """Return how often an image (..., C) can be halved, at most `levels`."""
     least = min((shape[axis] for axis in halved(shape)), default=0)
     return max(k for k in range(levels + 1) if k == 0 or least >= OfSpectra.least << k)

@@ -128,7 +128,6 @@ def look_at_all(rest: Array) -> Evidence:
 
 
 def mean_table(planes: Array, size: int) -> Array:
-    """Mean squared coefficients (P, n, n) of all blocks of a size."""
     each = [squares_of(blocks_of(plane, size)).mean(axis=0, dtype=np.float64) for plane in np.moveaxis(planes, -1, 0)]
     return np.stack(each).reshape(-1, size, size)
 

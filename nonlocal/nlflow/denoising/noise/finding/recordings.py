@@ -28,7 +28,6 @@ Array = NDArray[Any]
 
 
 def examine_recording(samples: Array, missing: NDArray[np.bool_] | None = None) -> NoiseEstimate:
-    """Return the verdict on finite samples (N, C) of a recording whose channels vary."""
     parts: list[Noise] = []
     reasons: list[str] = []
     rest = Reduction(samples, missing=missing)

@@ -368,24 +368,9 @@ def windows_of_part(
     side: int,
     missing: NDArray[np.bool_] | None = None,
 ) -> PartWindows:
-    """Return what a part adds to the estimate of a channel.
+    """Return what a part adds to the estimate of a channel of shape `whole`, with samples between `limits`.
 
-    Parameters
-    ----------
-    part : array
-        The part's samples with `PART_HALO` more around them where the image goes on.
-    corner : tuple of int
-        Where the array begins in the image.
-    inner : tuple of slice
-        The part's own samples in the array.
-    whole : tuple of int
-        Shape of the image.
-    limits : pair of float
-        Lowest and highest sample of the whole.
-    side : int
-        Of the windows.
-    missing : bool array, optional
-        Of the samples of `part`, those that say nothing.
+    `part` begins at `corner` of the channel; its own samples are `inner`, with up to `PART_HALO` more around them.
     """
     dimension = len(_axes(whole))
     low, span = limits[0], limits[1] - limits[0]

@@ -48,21 +48,12 @@ def mean_magnitude(a: Any, coils: float) -> Floats:
 
 @dataclass(frozen=True, eq=False)
 class Stabilizer:
-    """A growing function f of magnitudes in units of the noise, for which f(z) has a standard deviation near 1.
-
-    Attributes
-    ----------
-    coils : float
-    inner, way : CubicHermiteSpline
-        f between the knots; and from E[f(Z)] to y = √(a² + `least`²), a the magnitude without noise.
-    least : float
-        √(2 L).
-    """
+    """A growing function f of magnitudes in units of the noise, for which f(z) has a standard deviation near 1."""
 
     coils: float
-    inner: CubicHermiteSpline
-    way: CubicHermiteSpline
-    least: float
+    inner: CubicHermiteSpline  # f between the knots
+    way: CubicHermiteSpline  # from E[f(Z)] to y = √(a² + `least`²), a the magnitude without noise
+    least: float  # √(2 L)
 
     def __call__(self, z: Any) -> Floats:
         """Return f(z) for magnitudes z >= 0."""

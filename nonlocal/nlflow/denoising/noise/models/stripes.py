@@ -145,7 +145,6 @@ def _medians(values: NDArray[np.float64], count: NDArray[np.intp]) -> NDArray[np
 def solve(
     centres: list[NDArray[np.float64]], variances: list[NDArray[np.float64]], sigma: float
 ) -> NDArray[np.float64]:
-    """Return the offsets that fit the differences of rows best."""
     from scipy.linalg import solveh_banded
 
     size, count = len(centres[0]) + 1, len(centres)
