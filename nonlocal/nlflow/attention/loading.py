@@ -107,7 +107,6 @@ def load_model(source: str | os.PathLike[str], *, head: str | None = None) -> nn
 
 @contextmanager
 def no_bars() -> Iterator[None]:
-    """Hide transformers' progress bars."""
     logs = transformers_library().utils.logging
     shown = logs.is_progress_bar_enabled()
     logs.disable_progress_bar()
@@ -143,7 +142,6 @@ def _terms_expected(some: bool) -> Iterator[None]:
 
 
 def attach_as_trained(model: Any, folder: Path) -> None:
-    """Give a model the terms that its folder describes, if it does."""
     if (folder / SETTINGS).is_file():
         load_terms(model, folder)
 
@@ -266,7 +264,6 @@ _UNSTORED = "pooler"  # a base model may have it, while the trained one was save
 
 
 def check_parts(folder: Path) -> None:
-    """Refuse a list of weights that names files outside of its folder."""
     path = folder / "model.safetensors.index.json"
     if not path.is_file():
         return
@@ -283,7 +280,6 @@ def check_parts(folder: Path) -> None:
 
 
 def check_declared(folder: Path) -> None:
-    """Refuse a configuration that asks for more weights than its folder can hold."""
     library: Any = transformers_library()
     files = sorted(folder.glob("*.safetensors"))
     headers = [_header_of(path) for path in files]

@@ -55,7 +55,6 @@ def held(key: Any, get: Callable[[], Any], put: Callable[[Any], Any], change: Ca
 
 @contextmanager
 def replaced(names: dict[str, Any], name: str, value: Any) -> Iterator[None]:
-    """Replace a name, one thread after the other."""
     with _LOCK:
         before = names[name]
         names[name] = value
@@ -121,7 +120,6 @@ def _end(modules: list[nn.Module], own: _Use) -> None:
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Put modules into evaluation mode; other threads may not run them then."""
     training = [module for module in model.modules() if module.training]
     if not training:
         yield

@@ -87,7 +87,6 @@ class Killed:
     # ---- ways to solve, the cheapest first
 
     def iterated(self) -> Iterator[Way]:
-        """Yield GMRES, in float32 and float64."""
         for dtype in ("float32", "float64"):
             with contextlib.suppress(NumericalError):  # walks of the coarsest chain end too seldom
                 solve = Aggregation(self.rates, self.killed, self.left, dtype).solve
@@ -215,7 +214,6 @@ def balanced_law(moves: Any, law: Floats) -> Floats:
 
 
 def ended(rates: Any, killed: Floats, b: Floats, small: int, check_room: Callable[[int], None]) -> Found:
-    """Return the x of `eliminated`, by iteration for sparse rates of more than `small` states."""
     n = len(killed)
     some = b.any(axis=0)
     if not isinstance(rates, np.ndarray) and n > small and some.any():

@@ -34,7 +34,6 @@ class Moves:
 
     @property
     def single(self) -> bool:
-        """Whether averages are rounded to float32."""
         return "float32" in str(self.affinity.dtype)
 
     def check_room(self, what: str, needed: int, remedy: str = "use fewer states, or raise memory_limit") -> None:
@@ -143,7 +142,6 @@ class Moves:
 
     @property
     def graph_known(self) -> bool:
-        """Whether the graph of moves is looked at."""
         small = self.states <= _GRAPH_STATES or hasattr(self.affinity, "matrix") or not self.affinity.symmetric
         return small or self.sparse is not None
 

@@ -63,7 +63,6 @@ def state_reduction(matrix: Floats) -> Floats:
 
 
 def log_state_reduction(logs: Floats) -> Floats:
-    """Return the logarithm of the law from those of the moves."""
     a = np.array(logs, dtype=np.float64)
     n = len(a)
     for k in range(n - 1, 0, -1):

@@ -468,7 +468,6 @@ class Spectrum:
 
 
 def constant_first(vectors: Floats, constant: Floats) -> Floats:
-    """Return vectors that span the same space, turned so that the first is the constant."""
     m = vectors.shape[1]
     turned: Floats = vectors @ np.linalg.qr(np.column_stack([constant, np.eye(m)[:, 1:]]))[0]
     return turned

@@ -34,7 +34,6 @@ class Walks:
         return EdgeTables(csr_array(moves.lazily(moves.sparse, eye_array(moves.states))))
 
     def walk(self, start: Any, steps: Any, walkers: Any, rng: Any, record: bool) -> Positions:
-        """See `MarkovChain.walk`."""
         generator = check_generator(rng)
         steps = check_integer("steps", steps, minimum=0)
         states = self._starts(start, walkers, generator)
@@ -92,7 +91,6 @@ class Tables:
     _loop: Any
 
     def walk(self, states: Positions, steps: int, rng: np.random.Generator, record: bool) -> Positions:
-        """Return the positions after `steps` moves, or all of them with `record`."""
         if steps > 2 * _MOST_MOVES:
             raise InputError(f"steps: got {steps}, expected at most 2^40, the numbers that there are for one walker")
         keys = rng.integers(0, 2**64, size=-(-len(states) // _CALL), dtype=np.uint64)

@@ -54,7 +54,6 @@ def _pixels(one: Any) -> NDArray[Any]:
 
 
 def padded(tokenizer: Any, texts: Sequence[str], limit: int = 10**9) -> dict[str, Tensor]:
-    """Return the token numbers of texts, (B, N), padded behind, and their mask."""
     limit = min(limit, int(min(getattr(tokenizer, "model_max_length", 10**9), 10**9)))
     tokens = [torch.tensor([tokenizer(one, truncation=True, max_length=limit)["input_ids"]]) for one in texts]
     rows = [{"input_ids": one, "attention_mask": torch.ones_like(one)} for one in tokens]

@@ -382,7 +382,6 @@ def attention(
 
 
 def scaling_of(module: nn.Module, query: Tensor, kwargs: Mapping[str, Any]) -> Any:
-    """Return what the logits of a module are multiplied by, over its temperature; None for 1/sqrt(d)."""
     scaling = kwargs.get("scaling")
     if (temperature := module.__dict__.get(TEMPERATURE)) is None:
         return scaling

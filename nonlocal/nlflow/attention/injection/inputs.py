@@ -307,14 +307,12 @@ def check_inputs(model: Any, inputs: Any) -> None:
 
 
 def check_model_filled(model: nn.Module) -> None:
-    """Refuse a model on meta, unless Accelerate's hooks load its weights."""
     if not any(hasattr(module, "_hf_hook") for module in model.modules()):
         for name, one in (*model.named_parameters(), *model.named_buffers()):
             check_filled(f"model: {name}", one)
 
 
 def without_wrapper(model: Any) -> Any:
-    """Return the model inside PEFT's wrapper, whose forward names no arguments."""
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 

@@ -51,9 +51,7 @@ def learned_of(model: nn.Module) -> dict[str, Tensor]:
 
 
 def fidelities(model: nn.Module) -> dict[str, float]:
-    """Return λ̃ of each layer that has a term, as learned so far, by the names of the attention modules.
-
-    With ``matrix_fidelity=True`` it is 1/σ².
+    """Return λ̃ (1/σ² with ``matrix_fidelity=True``) of each layer that has a term, by the names of attention modules.
 
     Parameters
     ----------
@@ -95,7 +93,6 @@ def write_terms(owner: nn.Module, folder: Path) -> None:
 
 
 def read_terms(folder: Path) -> tuple[Any, dict[str, Tensor]]:
-    """Return what describes the terms in a folder, and what was learned."""
     from safetensors import safe_open
 
     about = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))

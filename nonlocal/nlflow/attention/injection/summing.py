@@ -85,7 +85,6 @@ class Summed:
         return (step, *args[1:])
 
     def find_layout(self, taken: Tensor, averages: Tensor) -> str:
-        """Return how values lie in what their projection gives."""
         with torch.no_grad(), evaluating(self.module):
             generator = torch.Generator().manual_seed(0)
             columns = torch.randn(taken.shape[-1], generator=generator).to(taken)

@@ -52,7 +52,6 @@ def weight_of(module: nn.Module) -> tuple[Tensor, Tensor | None]:
 
 
 def weight_in_torch(module: nn.MultiheadAttention) -> tuple[Tensor, Tensor | None]:
-    """Return W_V (in, out) and b_V, which lie behind those of queries and keys."""
     size = module.embed_dim
     fused: Any = module.in_proj_weight
     biases: Any = module.in_proj_bias
@@ -118,7 +117,6 @@ def _serves(size: int, used: int, heads: int) -> bool:
 
 
 def part(made: Tensor, layout: str, used: int, heads: int) -> Tensor:
-    """Return the values in what a projection made, as wide as the averages."""
     if layout == "heads":
         return made.reshape(*made.shape[:-1], heads, 3, used // heads)[..., 2, :].flatten(-2)
     if layout == "quarters":

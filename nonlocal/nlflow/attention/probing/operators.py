@@ -31,7 +31,6 @@ class Norm:
     epsilon: float
 
     def normed(self, x: Tensor) -> Tensor:
-        """Without gain and shift."""
         x = wide(x)
         x = x - x.mean(-1, keepdim=True) if self.centred else x
         return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.epsilon)
@@ -59,7 +58,6 @@ class Operator:
 
     @property
     def traces(self) -> Tensor:
-        """Traces of W_V W_O."""
         return (self.output * self.values.mT).sum((-2, -1)) / self.values.shape[1]
 
     def added(self, averages: Tensor) -> Tensor:
@@ -68,7 +66,6 @@ class Operator:
         return self.tail(made if self.bias is None else made + self.bias)
 
     def normed(self, x: Tensor) -> Tensor:
-        """Return the state as attention gets it, without gain and shift, in single precision at the least."""
         return wide(x) if self.norm is None else self.norm.normed(x)
 
 
@@ -84,7 +81,6 @@ class Projected:
 
 @contextmanager
 def projecting(found: Sequence[Seen]) -> Iterator[dict[int, list[Projected]]]:
-    """Keep what projections are given and make, by block and call."""
     kept: dict[int, list[Projected]] = {id(one.block.module): [] for one in found}
 
     def begin(calls: list[Projected], turned: bool, module: nn.Module, args: Any, kwargs: Any) -> None:

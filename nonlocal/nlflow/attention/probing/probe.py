@@ -179,7 +179,6 @@ def _trace(model: str, watched: list[Seen], inputs: Any, keep_matrices: bool) ->
 
 
 def seen_ones(model: str, run: list[Seen]) -> list[Seen]:
-    """Leave out what did not run or is no self-attention that can be seen."""
     if not run:
         raise InputError(f"inputs: got a call of {model} in which no self-attention ran; expected inputs that need it")
     run = beside_pooling(run)

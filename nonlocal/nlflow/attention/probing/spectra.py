@@ -50,7 +50,7 @@ class Maps:
 
 @dataclass(frozen=True, eq=False)
 class HeadSpectrum:
-    """One head: its eigenvalues, which of them rule, and the same under nulls.
+    """Eigenvalues of one head, beside those under nulls.
 
     Attributes
     ----------
@@ -109,7 +109,6 @@ class LayerSpectrum(Brief):
     scale: float
 
     def row(self) -> dict[str, Any]:
-        """The row of the layer in a table."""
         verdicts = [head.ruling.verdict for head in self.heads]
         first = self.omegas[0]
         return {
@@ -126,7 +125,6 @@ class LayerSpectrum(Brief):
         }  # fmt: skip
 
     def head_rows(self) -> Iterator[dict[str, Any]]:
-        """The rows of its heads in a table."""
         for number, head in enumerate(self.heads):
             first = head.omegas[0]
             yield {
@@ -197,7 +195,7 @@ def _other_keys(head: Head, order: NDArray[np.int64], matrix: Floats) -> Floats:
 
 
 def eigenvalues_of(matrix: Floats, *, causal: bool = False) -> Complex:
-    """Eigenvalues of P by decreasing modulus, of a large one those at the rim."""
+    """Return eigenvalues of P by decreasing modulus; of a large one only the outermost."""
     if not np.isfinite(matrix).all():
         return np.array([math.nan], complex)
     if causal:

@@ -242,7 +242,6 @@ def _outer_first(matrix: Floats, centre: float, level: float) -> tuple[Floats, F
 
 
 def contraction_of(matrix: Floats) -> float:
-    """2-norm of (I - 11^T/N) P."""
     centred = matrix - matrix.mean(axis=0)
     if len(matrix) > _LONG and np.isfinite(centred).all():
         start = np.random.default_rng(0).standard_normal(len(matrix))
@@ -254,7 +253,6 @@ def contraction_of(matrix: Floats) -> float:
 
 
 def random_products(features: int, width: int, draws: int, rng: np.random.Generator) -> Complex:
-    """Return the eigenvalues of W_V W_O for Gaussian W_V (D, d) and W_O (d, D) of Frobenius norm 1, (draws, d)."""
     left = rng.standard_normal((draws, features, width))
     right = rng.standard_normal((draws, width, features))
     left /= np.linalg.norm(left, axis=(1, 2), keepdims=True)

@@ -40,7 +40,6 @@ def without_padding(layer: Layer, place: Place, part: Tensor) -> Tensor:
 
 
 def logarithms_of(layer: Layer, q: Tensor, k: Tensor, bias: Tensor | None) -> Tensor:
-    """Capped log k, biased."""
     found = capped(log_affinity(q, k, layer.kernel, layer.scaling), layer.softcap)
     return found if bias is None else found + bias
 

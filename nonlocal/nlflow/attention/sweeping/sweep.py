@@ -125,8 +125,8 @@ def sweep(
 ) -> Sweep:
     """Try cures on a trained model, without training, and say which one helps it at a task.
 
-    All intervals of differences from the model as it is, over the same items, contain the true gains with about the
-    probability `level` (bootstrap), if items are independent, which passages of one article may not be.
+    All intervals together contain the true gains with about the probability `level` (bootstrap), if items are
+    independent, which passages of one article may not be.
 
     Parameters
     ----------
@@ -134,11 +134,10 @@ def sweep(
         In evaluation mode, without terms; it is left as it was.
     task : callable
         `Retrieval`, `Classification`, `Perplexity`, `TokenAccuracy`, `WordErrors`, or a function of the model that
-        returns one score for each item, (n,), larger is better, in the same order at each call; its attributes ``name``
-        and ``summary``, where it has them, give the metric, the mean by default.
+        returns one score for each item, (n,), larger is better, in the same order at each call. Its attributes ``name``
+        and ``summary`` name and compute the metric, by default the mean.
     cures : sequence of str, or mapping of str to sequence of float
-        Names in `nlflow.attention.CURES`, by default all, which are tried with their own ``values``, or with numbers of
-        yours; those that this model cannot have are named in ``left_out``.
+        Names in `nlflow.attention.CURES`, by default all, with their own ``values`` or with given numbers.
     layers : sequence of str, or mapping of str to sequence of int
         Which layers are changed, by default all and the last half: ``'all'``, ``'first half'``, ``'last half'`` and
         ``'last'``, of each stack, or names for numbers of blocks in the order of `blocks`, from 0.
@@ -148,8 +147,8 @@ def sweep(
         Draws of the bootstrap, at least 100.
     rng : numpy.random.Generator or seed
     seconds : float, optional
-        About how long all may take, by the time of the model as it is; what would take longer is left out, the last
-        names of `layers` first, then the last numbers of each cure.
+        About how long all may take. What would take longer is left out: the last names of `layers` first, then the last
+        numbers of each cure.
     adapter
         As for `nlflow.attention.attach`.
     progress : bool

@@ -36,7 +36,6 @@ def repeated(heads: Tensor, count: int) -> Tensor:
 
 
 def with_squares(query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
-    """Return queries and keys with one more coordinate: products q . k - |k|^2 / 2, the Gaussian in a softmax."""
     ones = torch.ones_like(query[..., :1])
     return torch.cat([query, ones], dim=-1), torch.cat([key, key.square().sum(-1, keepdim=True) / -2], dim=-1)
 

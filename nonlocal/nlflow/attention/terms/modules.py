@@ -29,7 +29,7 @@ from nlflow.errors import InputError, check_choice, check_dense, check_flag, che
 class NeutrenoAttention(nn.Module):
     """Self-attention with the NeuTRENO term, in plain torch.
 
-    Affinities other than a softmax, and a matrix fidelity, take O(N²) memory for each head.
+    The affinities 'sigmoid', 'softplus' and 'linear', and a matrix fidelity, take O(N²) memory for each head.
 
     Parameters
     ----------

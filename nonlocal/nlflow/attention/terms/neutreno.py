@@ -23,7 +23,7 @@ def neutreno(
     semi_implicit: bool = False,
     overwrite: bool = False,
 ) -> Tensor:
-    """Return P v + λ̃ (v0 - v), or (P v + λ̃ v0) / (1 + λ̃), perhaps in `average` (arXiv 2312.00751, equation 28)."""
+    """Return P v + λ̃ (v0 - v), or (P v + λ̃ v0) / (1 + λ̃) (arXiv 2312.00751, equation 28)."""
     if not isinstance(fidelity, Tensor) and fidelity == 0:
         return average
     if semi_implicit:
@@ -271,8 +271,7 @@ def wide(tensor: Tensor) -> Tensor:
 def local_wiener(weights: Tensor, values: Tensor, average: Tensor, first: Tensor, variance: Tensor) -> Tensor:
     """Return the step of `matrix_step` from P (..., M, N), v (..., N, D), P v and v0 (..., M, D), and σ² > 0.
 
-    Conjugate gradients take O(M N D) an iteration; where they do not get there, and for few features, covariances are
-    formed.
+    Conjugate gradients take O(M N D) an iteration. Covariances are formed where these fail, and for few features.
     """
     if values.shape[-1] > _SMALL:
         found = _by_iterations(weights, values, average, first, variance)
