@@ -50,7 +50,7 @@ def snr(clean: Array, estimate: Array) -> float:
 def ssim(clean: Array, estimate: Array, channel_axis: int | None = None) -> float | None:
     """Return the structural similarity in windows of 7 × 7 pixels (Wang et al. 2004, doi 10.1109/TIP.2003.819861).
 
-    The range of the data is the peak of `psnr`. None for smaller images, and where that is 0.
+    The range of the data is the peak of `psnr`. None for smaller images, and for a range of 0.
     """
     _mean_squared_error(clean, estimate)
     sides = [size for axis, size in enumerate(clean.shape) if channel_axis is None or axis != channel_axis % clean.ndim]

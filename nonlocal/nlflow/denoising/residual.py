@@ -341,8 +341,8 @@ def seen_in(found: Figures | None, axes: int) -> tuple[str, ...]:
 def milder(frame: Frame, found: Figures) -> NoiseEstimate | None:
     """Return a verdict with less noise for a residual that is not the noise of the frame; None for one that is.
 
-    Less is the white noise of the highest frequencies in flat parts, or half of what was taken out, and nothing at the
-    second try. Samples that were replaced stay so unless they lie in clumps. For noise such as speckle nothing is less.
+    That is the white noise of the highest frequencies in flat parts, or half of what was taken out; at the second try
+    no noise. Samples that were replaced stay so unless they lie in clumps. Noise such as speckle has no milder form.
     """
     axes = sum(n > 1 for n in frame.shape)
     seen = seen_in(found, axes)
