@@ -90,9 +90,9 @@ def _is_seen(letter: str) -> bool:
 
 
 def quoted(word: object) -> str:
-    """Return a word in the quotes of a shell of Unix, in one line of characters that are seen.
+    """Quote a word for POSIX shells, in one line, with escapes for characters that are not seen.
 
-    A path that begins with a dash is named in its folder, since it would be an option.
+    A word that ends with a newline needs bash, ksh or zsh. A path that begins with a dash gets ``./`` in front.
     """
     text = str(word)
     text = f"./{text}" if isinstance(word, PurePath) and text.startswith("-") else text
