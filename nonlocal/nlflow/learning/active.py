@@ -30,7 +30,7 @@ class Question(NamedTuple):
 def ask_next(
     model: Any, labelled: Any, count: int = 1, *, by: str = "variance", candidates: int = 64, rng: Any = 0
 ) -> Question:
-    """Return the nodes whose labels to ask for next, each as if those before were known.
+    """Return the nodes whose labels are to be asked for next, each as if the labels of those before were known.
 
     Parameters
     ----------

@@ -58,7 +58,7 @@ class HarmonicClassifier(_Held, ProbabilisticClassifier):
     Parameters
     ----------
     fidelity : float or None
-        lambda~ at labelled nodes of E, which is minimized instead of J; None holds the labels.
+        lambda~ at labelled nodes, with which E is minimized; None holds the labels.
     affinity, gamma, n_neighbors, metric, search, keep, class_prior, balance, accuracy, tol, max_iter, missing, verbose,
     memory_limit
         See `LabelSpreading`, as for the attributes.
@@ -103,7 +103,7 @@ class HarmonicRegressor(_Held, GraphRegressor):
     Parameters
     ----------
     fidelity : float or None
-        lambda~ where y is known, of E, which is minimized instead of J; None holds the values.
+        lambda~ where y is known, with which E is minimized; None holds the values.
     affinity, gamma, n_neighbors, metric, search, keep, accuracy, tol, max_iter, verbose, memory_limit
         See `LabelSpreading`.
 

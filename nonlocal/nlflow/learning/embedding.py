@@ -211,9 +211,10 @@ class DiffusionMap(TransformerMixin, PointEstimator):
 
     @by_chunks
     def transform(self, X: Any) -> NDArray[Any]:
-        """Return the coordinates of other points, (M, n_components): psi_k(x) = sum_j P(x, x_j) psi_k(x_j) / mu_k.
+        """Return the coordinates of other points by one average, (M, n_components).
 
-        NaN for points that see no training point.
+        NaN for points that see no training point, and with beta where 1 + ``generator_`` s^2 / 4 <= 0, s being the
+        width of the point.
         """
         check_is_fitted(self)
         found = self._at(X, self.graph_.as_signal(self._vectors), np.ones(self.graph_.size, np.bool_))
