@@ -67,6 +67,7 @@ class Adapter:
     stack: str = ""
 
     def takes(self, name: str, module: nn.Module) -> bool:
+        """Return whether this adapter is for a module of that name."""
         if "*" in self.attention or "." in self.attention:
             found = fnmatchcase(name, self.attention)
         else:
@@ -118,6 +119,7 @@ class Block:
 
     @property
     def tokens_first(self) -> bool:
+        """Whether states in this block are (N, B, D)."""
         return isinstance(self.module, nn.MultiheadAttention) and not self.module.batch_first
 
 

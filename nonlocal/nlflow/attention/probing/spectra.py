@@ -109,6 +109,7 @@ class LayerSpectrum(Brief):
     scale: float
 
     def row(self) -> dict[str, Any]:
+        """Return the row of the layer."""
         verdicts = [head.ruling.verdict for head in self.heads]
         first = self.omegas[0]
         return {
@@ -125,6 +126,7 @@ class LayerSpectrum(Brief):
         }  # fmt: skip
 
     def head_rows(self) -> Iterator[dict[str, Any]]:
+        """Yield a row for each head."""
         for number, head in enumerate(self.heads):
             first = head.omegas[0]
             yield {

@@ -87,6 +87,7 @@ class Head:
         return self.affinity.symmetric
 
     def along(self, q: Floats, k: Floats) -> Affinity:
+        """Return the affinity of this head for other queries and keys."""
         nodes = Points(np.arange(len(k)), weights=np.ones(len(k)))
         same = q is k or (q.shape == k.shape and bool((q == k).all()))
         kernel = self._kernel(same)

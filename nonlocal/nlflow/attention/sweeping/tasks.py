@@ -371,6 +371,7 @@ class WordErrors:
         return np.array([-word_errors(_words(self.heard(network, one)), said) / len(said) for one, said in pairs])
 
     def heard(self, network: Any, sound: Tensor) -> str:
+        """Return the words that a model writes down."""
         ids = list(self.begin)
         given: dict[str, Any] = {"input_features": sound}
         while len(ids) < len(self.begin) + self.most:
