@@ -329,6 +329,17 @@ def test_magnitudes_of_several_coils_are_no_counts(coils, seed):
     assert isinstance(counts.model, Poisson)
 
 
+@pytest.mark.parametrize("last", [6.0, 2.0])
+def test_noise_of_small_slices_is_told_slice_by_slice(last):
+    sigma = np.linspace(2.0, last, 16)
+    draws = np.random.default_rng(0).normal(size=(16, 48, 48))
+    found = estimate_noise(100 + sigma[:, None, None] * draws)
+    if last == 2:
+        assert found.is_white
+    else:
+        np.testing.assert_allclose(found.model.sigma * found.model.places[:, 0, 0], sigma, rtol=0.2)
+
+
 @pytest.mark.parametrize("coils", [2, 4])
 def test_magnitudes_beside_sharp_edges_are_no_counts(coils):
     rng, places = np.random.default_rng(0), np.mgrid[:40, :40, :40] / 40 - 0.5

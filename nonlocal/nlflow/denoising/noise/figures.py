@@ -451,6 +451,7 @@ class OfPlaces(Figures, source=BY_LAWS):
     """Maps of noise."""
 
     parts = figure(9, "along each axis of a picture, in each of which noise is measured", BY_HAND)
+    in_slice = figure(6, "windows side by side along each axis of a slice, each of which is a part, at least", BY_HAND)
     windows = figure(90, "along each axis of a picture", COST)
     side = figure(8, "samples of a window", BY_HAND)
     middle = figure((4, 5), "frequencies at which noise is measured; lower ones say where it is flat", BY_HAND)

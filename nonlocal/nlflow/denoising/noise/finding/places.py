@@ -20,7 +20,8 @@ Floats = NDArray[np.float64]
 
 def find_places(samples: Array, missing: NDArray[np.bool_] | None = None) -> GaussianNoise | None:
     """Find white noise in samples (H, W, C) or (D, H, W, C) whose strength differs from place to place."""
-    if samples.ndim < 3 or min(samples.shape[-3:-1]) < OfPlaces.parts * OfPlaces.side:
+    least = OfPlaces.side * (OfPlaces.parts if samples.ndim == 3 else OfPlaces.in_slice)
+    if samples.ndim < 3 or min(samples.shape[-3:-1]) < least:
         return None
     span = range_of(samples if missing is None else samples[~missing])
     if not 0 < span < math.inf:
