@@ -318,3 +318,8 @@ def test_strokes_and_single_pixels_of_drawings_stay(sigma):
 def test_single_counts_are_no_outliers(mean):
     z = np.random.default_rng(0).poisson(mean * waves(160, 160).clip(0.1)).astype("u1")
     assert estimate_noise(z).model.kind == "poisson"
+
+
+def test_a_density_out_of_range_is_named_before_values_that_are_missing():
+    with pytest.raises(InputError, match=r"^density: got 1\.5"):
+        Impulses(1.5)

@@ -54,8 +54,9 @@ def find_hum(samples: Any, missing: NDArray[np.bool_] | None = None, *, rate: fl
     missing : bool array of shape (N,), optional
         True where a sample is missing; its value does not matter.
     rate : float, optional
-        Samples a second. With it only lines at multiples of 50 or 60 Hz count, aliased ones too, and may be strong.
-        Without it lines may be strong that are mains at a usual rate, such as 250, 256, 360 or 1000.
+        Samples a second. With it only lines at multiples of 50 or 60 Hz count, aliased ones too. Such lines, without it
+        those that would be mains at 250, 256, 360, 1000 and other usual rates, may have up to 100 times the energy that
+        the signal has above an eighth of their frequency; others a quarter of it.
 
     Returns
     -------

@@ -16,7 +16,7 @@ from nlflow.denoising.noise.figures import QUARTILES, OfHot, OfImpulses
 from nlflow.denoising.noise.models.base import Array, Strewn
 from nlflow.denoising.noise.models.sharpness import Outliers
 from nlflow.domains.samples import range_of
-from nlflow.errors import InputError
+from nlflow.errors import InputError, check_number
 
 
 @underflowing
@@ -64,6 +64,8 @@ class Impulses(Strewn):
     def __post_init__(self) -> None:
         if self.density is None:
             return
+        bounds = type(self).__dataclass_fields__["density"].metadata
+        check_number("density", self.density, **bounds)
         for name in ("low", "high"):
             if getattr(self, name) is math.nan:
                 raise InputError(f"{name}: got none beside density={self.density!r}, expected the value that replaces "
