@@ -9,8 +9,16 @@ from skimage import data
 from skimage.restoration import estimate_sigma as median_of_wavelets
 
 from nlflow import estimate_noise, estimate_sigma
-from nlflow.denoising.noise import estimate_sigmas
+from nlflow.denoising.noise import (
+    estimate_sigmas,
+    find_hot_pixels,
+    find_impulses,
+    find_rician,
+    find_speckle,
+    find_stripes,
+)
 from nlflow.denoising.noise.finding import sigma as estimation
+from nlflow.errors import InputError
 
 pytestmark = pytest.mark.numerical
 
@@ -332,3 +340,31 @@ def test_where_more_windows_are_not_taken(rise: float, accepted: bool) -> None:
     found = estimation._while_consistent(windows, np.arange(2 * count), 0.5)
     variance = (1 + rise * np.sqrt(error) if accepted else 1.0) / 0.4549364231195724
     assert found == pytest.approx(np.sqrt(variance), rel=1e-6)
+
+
+# ---- what is refused
+
+
+@pytest.mark.parametrize(
+    "find", [estimate_sigmas, find_hot_pixels, find_impulses, find_rician, find_speckle, find_stripes]
+)
+@pytest.mark.parametrize(
+    ("samples", "missing", "message"),
+    [
+        ([[1.0, 2.0]], None, "{name}: got list, expected a NumPy array"),
+        (None, None, "{name}: got NoneType"),
+        (np.ma.masked_less(np.ones((5, 5, 1)), 0), None, "{name}: got MaskedArray"),
+        (np.ones((5, 5, 1), complex), None, "{name}: got dtype complex128"),
+        (np.array([["a"]]), None, "{name}: got dtype <U1"),
+        (np.float64(3) * np.ones(()), None, r"{name}: got float64|{name}: got shape \(\)"),
+        (np.ones(5), None, r"{name}: got shape \(5,\), expected one to three axes and a last one"),
+        (np.ones((2, 2, 2, 2, 1)), None, "{name}: got shape"),
+        (np.ones((5, 5, 1)), [[False] * 5] * 5, r"missing: got list, expected booleans of shape \(5, 5\)"),
+        (np.ones((5, 5, 1)), np.zeros((5, 5), int), r"missing: got int64 of shape \(5, 5\)"),
+        (np.ones((5, 5, 1)), np.zeros((5, 5, 1), bool), r"missing: got bool of shape \(5, 5, 1\)"),
+    ],
+)
+def test_finders_refuse_by_name_what_they_cannot_read(find, samples, missing, message):
+    name = "signal" if find is estimate_sigmas else "samples"
+    with pytest.raises(InputError, match=message.replace("{name}", name)):
+        find(samples, missing)

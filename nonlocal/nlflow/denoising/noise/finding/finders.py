@@ -22,7 +22,7 @@ from nlflow.denoising.noise.figures import (
 )
 from nlflow.denoising.noise.finding.sigma import estimate_sigmas
 from nlflow.denoising.noise.finding.speckle import windows_of
-from nlflow.denoising.noise.models.base import Array
+from nlflow.denoising.noise.models.base import Array, check_samples
 from nlflow.denoising.noise.models.magnitudes import Rician, mean_magnitude, stabilizer
 from nlflow.denoising.noise.models.outliers import (
     HotPixels,
@@ -54,10 +54,16 @@ def find_impulses(samples: Array, missing: NDArray[np.bool_] | None = None) -> I
         Of one or two values, the same in all channels. None where there are none; fewer than twelve samples of a value,
         and values in areas or on slopes, do not count.
 
+    Raises
+    ------
+    InputError
+        For other shapes and types.
+
     Notes
     -----
     O(N).
     """
+    check_samples(samples, missing)
     absent = np.zeros(samples.shape[:-1], bool) if missing is None else missing
     present = (samples if missing is None else samples[~missing]).ravel()
     if present.size == 0 or present.min() == present.max() or math.isinf(range_of(present)):
@@ -228,7 +234,13 @@ def find_hot_pixels(samples: Array, missing: NDArray[np.bool_] | None = None) ->
     Returns
     -------
     HotPixels or None
+
+    Raises
+    ------
+    InputError
+        For other shapes and types.
     """
+    check_samples(samples, missing)
     absent = np.zeros(samples.shape[:-1], bool) if missing is None else missing
     if samples.ndim < 3 or (samples.ndim == 3 and not _suspected(samples, absent)):
         return None
@@ -269,10 +281,16 @@ def find_stripes(samples: Array, missing: NDArray[np.bool_] | None = None) -> St
         Of rows or of columns, whichever are stronger; None where there are none, in signals and volumes, and in images
         of fewer than 24 rows or columns.
 
+    Raises
+    ------
+    InputError
+        For other shapes and types.
+
     Notes
     -----
     O(N).
     """
+    check_samples(samples, missing)
     if samples.ndim != 3:
         return None
     present = samples if missing is None else samples[~missing]
@@ -360,7 +378,13 @@ def find_rician(samples: Array, missing: NDArray[np.bool_] | None = None) -> Ric
     -------
     Rician or None
         None where a sample is negative, and where no background with that law is seen.
+
+    Raises
+    ------
+    InputError
+        For other shapes and types.
     """
+    check_samples(samples, missing)
     from scipy.special import ndtr
 
     absent = np.zeros(samples.shape[:-1], bool) if missing is None else missing

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from nlflow._array import underflowing
 from nlflow.denoising.given import signals_of
 from nlflow.denoising.noise.figures import MEDIAN_SQUARE, OfWindows
+from nlflow.denoising.noise.models.base import check_samples
 from nlflow.denoising.noise.models.gaussian import constant
 from nlflow.domains.samples import range_of
 from nlflow.errors import checked_call
@@ -184,7 +185,13 @@ def estimate_sigmas(signal: NDArray[Any], missing: NDArray[np.bool_] | None = No
     -------
     array of shape (C,), float64
         0 where there is nothing to measure.
+
+    Raises
+    ------
+    InputError
+        For other shapes and types.
     """
+    check_samples(signal, missing, "signal")
     # An axis of one sample carries no detail; a 1-D signal is a row.
     shape = [n for n in signal.shape[:-1] if n > 1] or [1]
     dimension = len(shape)

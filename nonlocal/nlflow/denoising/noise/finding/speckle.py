@@ -12,7 +12,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from nlflow.denoising.noise.figures import OfSpeckle
-from nlflow.denoising.noise.models.base import Array
+from nlflow.denoising.noise.models.base import Array, check_samples
 from nlflow.denoising.noise.models.speckle import LogSpeckle, Speckle
 from nlflow.domains.samples import range_of
 
@@ -34,10 +34,16 @@ def find_speckle(samples: Array, missing: NDArray[np.bool_] | None = None) -> Sp
     Speckle or LogSpeckle or None
         None where there is none, and in less than about 72 x 72 samples of an image, or 536 of a signal.
 
+    Raises
+    ------
+    InputError
+        For other shapes and types.
+
     Notes
     -----
     O(N).
     """
+    check_samples(samples, missing)
     absent = np.zeros(samples.shape[:-1], bool) if missing is None else missing
     present = samples if missing is None else samples[~missing]
     if present.size == 0 or not 0 < range_of(present) < math.inf:

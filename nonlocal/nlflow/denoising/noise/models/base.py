@@ -43,6 +43,29 @@ def floats_of(name: str, value: Any) -> Array:
     return array
 
 
+def check_samples(samples: Any, missing: Any, name: str = "samples") -> None:
+    """Raise `InputError` for anything but real samples (..., C) of NumPy and booleans (...); no value is read."""
+    if not isinstance(samples, np.ndarray) or isinstance(samples, np.ma.MaskedArray):
+        got, remedy = type(samples).__name__, "convert it, as with numpy.asarray"
+        raise InputError(f"{name}: got {got}, expected a NumPy array of shape (..., C), channels last; {remedy}")
+    if samples.dtype.kind not in "biuf":
+        raise InputError(f"{name}: got dtype {samples.dtype}, expected real numbers")
+    if not 2 <= samples.ndim <= 4:
+        raise InputError(
+            f"{name}: got shape {samples.shape}, expected one to three axes and a last one for the channels; "
+            "of a single channel that is samples[..., None]"
+        )
+    if missing is not None:
+        check_missing(missing, samples.shape[:-1])
+
+
+def check_missing(missing: Any, shape: tuple[int, ...]) -> None:
+    if not isinstance(missing, np.ndarray) or missing.dtype.kind != "b" or missing.shape != shape:
+        is_array = isinstance(missing, np.ndarray)
+        got = f"{missing.dtype} of shape {missing.shape}" if is_array else type(missing).__name__
+        raise InputError(f"missing: got {got}, expected booleans of shape {shape}, True where a sample is missing")
+
+
 def refuse_negative(samples: Array, expected: str, name: str = "image") -> None:
     if samples.size and samples.min() < 0:
         raise InputError(

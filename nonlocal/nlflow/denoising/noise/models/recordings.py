@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from nlflow._array import Floats, underflowing
 from nlflow.denoising.noise.figures import TO_SIGMA, OfDrift, OfHum, OfRecordings, OfTransfer
-from nlflow.denoising.noise.models.base import Subtracted
+from nlflow.denoising.noise.models.base import Subtracted, check_missing
 from nlflow.errors import InputError, check_array, check_floats, check_number, listed
 
 Array = NDArray[Any]
@@ -31,10 +31,7 @@ def channel_of(samples: Any, missing: Any) -> tuple[Floats, NDArray[np.bool_]]:
         values = check_floats("samples", samples, ndim=1)
         return values, np.ones(len(values), bool)
     mask = np.asarray(missing)
-    if mask.dtype.kind != "b" or mask.shape != np.shape(samples):
-        raise InputError(
-            f"missing: got {mask.dtype} of shape {mask.shape}, expected booleans of shape {np.shape(samples)}"
-        )
+    check_missing(mask, np.shape(samples))
     known = np.where(mask, 0, np.asarray(samples))
     return check_floats("samples", known, ndim=1), ~mask
 
