@@ -13,6 +13,7 @@ import pytest
 from nlflow import DenoiseInfo, InputError, NlflowWarning, Poisson, denoise
 from nlflow.denoising.frame import filled
 from nlflow.denoising.groupwise import filling_levels
+from nlflow.denoising.noise import Impulses
 from tests.covering import pairs
 from tests.pictures import GROUPS_SLOWLY, QUALITIES, SLOWLY, Floats, both, noisy, rms, steps_and_waves, waves
 
@@ -294,6 +295,18 @@ def test_what_is_kept_is_the_input_exactly(image: Floats, quality: str, dtype: A
     counts = np.abs(value)
     result = denoise(counts, noise="poisson", keep=keep, quality=quality, preserve_range=True)
     np.testing.assert_array_equal(result[keep], counts[keep])
+
+
+@pytest.mark.parametrize("noise", ["impulses", "hot", "auto", Impulses(0.1, 0.0, 255.0)])
+def test_what_is_kept_is_the_input_though_it_is_an_impulse(image: Floats, noise: Any):
+    value = np.rint(20 * image + 120).clip(1, 254)
+    spikes = np.random.default_rng(1).random(image.shape) < (0.003 if noise == "hot" else 0.1)
+    value[spikes] = np.where(np.random.default_rng(2).random(np.count_nonzero(spikes)) < 0.5, 0, 255)
+    missing, keep = hole(image.shape), np.arange(image.shape[1]) % 2 == np.zeros((len(image), 1))
+    words: dict[str, Any] = {"noise": noise, "mask": missing, "quality": "fast"}
+    free, kept = denoise(value, **words), denoise(value, keep=keep, **words)
+    assert np.any((free != value)[keep & ~missing])
+    np.testing.assert_array_equal(kept, np.where(keep & ~missing, value, free))
 
 
 @pytest.mark.parametrize("quality", SLOWLY)

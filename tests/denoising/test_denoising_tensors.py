@@ -445,6 +445,37 @@ def test_doubts_about_noise_that_was_found_out_are_told() -> None:
     assert [str(one.message) for one in there] == [str(one.message) for one in here]
 
 
+@pytest.mark.parametrize("values", [[np.nan], [np.inf], [-np.inf, np.inf, np.nan]], ids=str)
+@pytest.mark.parametrize("batch", [False, True])
+def test_what_a_mask_hides_need_not_be_finite(values: list[float], batch: bool) -> None:
+    image, mask = IMAGE.copy(), np.zeros(IMAGE.shape, bool)
+    mask[9:11, 9:13] = True
+    image[mask] = np.resize(values, np.count_nonzero(mask))
+    expected = denoise(image, 8.0, mask=mask, quality="fast")
+    for given in ("nan", mask):
+        if batch:
+            given = given if isinstance(given, str) else torch.from_numpy(np.stack([mask, mask]))
+            made = denoise(torch.from_numpy(np.stack([image, image])), 8.0, mask=given, quality="fast", axes="BYX")[1]
+        else:
+            given = given if isinstance(given, str) else torch.from_numpy(given)
+            made = denoise(torch.from_numpy(image), 8.0, mask=given, quality="fast")
+        np.testing.assert_allclose(made, expected, atol=SINGLE)
+    with pytest.raises(nl.InputError, match="requires a gradient with a mask of missing samples"):
+        denoise(torch.from_numpy(image).requires_grad_(), 8.0, mask="nan", quality="fast")
+    image[0, 0] = np.inf
+    with pytest.raises(nl.InputError, match=r"image: got 1 infinite value\(s\) .*\(0, 0\)"):
+        denoise(torch.from_numpy(image), 8.0, mask=torch.from_numpy(mask), quality="fast")
+
+
+@pytest.mark.parametrize("noise", ["impulses", "hot"])
+def test_what_is_kept_is_the_input_though_it_is_an_impulse(noise: str) -> None:
+    image, keep = np.rint(IMAGE).clip(1, 254), np.ones(IMAGE.shape, bool)
+    image[4::9, 5::11] = 255.0
+    given = torch.from_numpy(image)
+    made = denoise(given, noise=noise, keep=torch.from_numpy(keep), quality="fast")
+    assert torch.equal(made, given)
+
+
 # ---- what cannot be done
 
 

@@ -276,10 +276,11 @@ class Part:
         return self.with_known(self.reduction.back(gaussian).astype(self.samples.dtype, copy=False), frame)
 
     def with_known(self, u: Array, frame: Frame) -> Array:
-        kept, missing = None if frame.kept is None else frame.kept[..., None], frame.missing
-        for where, values in ((frame.exact, self.known), (kept, self.samples)):
+        kept = None if frame.kept is None else frame.kept[..., None]
+        # What was found to be an impulse is filled in, but was not missing.
+        for where, values, lost in ((frame.exact, self.known, frame.missing), (kept, self.samples, frame.absent)):
             if where is not None:
-                u = np.where(where if missing is None else where & ~missing[..., None], values, u)
+                u = np.where(where if lost is None else where & ~lost[..., None], values, u)
         return u
 
 

@@ -53,7 +53,7 @@ class Given:
 
 @dataclass(frozen=True)
 class Known:
-    """What is missing of a whole in parts, beside NaN."""
+    """What a whole that is read in parts tells its parts about missing samples, apart from NaN."""
 
     nodata: Any = None  # the value that stands for "no data", where there is one
     empty: Mask | None = None  # (C,), the channels without any sample

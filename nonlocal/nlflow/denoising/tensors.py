@@ -66,9 +66,10 @@ def denoised_tensor(
     words = {"quality": quality, "noise": noise, "options": options}
     model, left = choose_noise("white" if stopping is not None and noise == "auto" else noise, sigma)
     items, tracked = placed.items(image.detach()), image.requires_grad and torch.is_grad_enabled()
-    looked = Looked.at(items, some=not tracked)
+    # What a mask hides may be infinite, which is no matter on the host.
+    looked = Looked.at(items, some=not tracked) if mask is None else None
     found: Noisy | str
-    if mask is not None:
+    if looked is None:
         found = "a mask of missing samples"
     elif looked.missing:
         found = "NaN, which counts as missing samples"
@@ -82,7 +83,7 @@ def denoised_tensor(
         made = _on_host(denoise, image, placed, {"sigma": sigma, "mask": mask, "keep": keep}, words, tell)
         return made if return_info else made[0]
 
-    if isinstance(found, str):
+    if looked is None or isinstance(found, str):
         if tracked:
             raise InputError(
                 f"image: got a tensor that requires a gradient with {found}, which is met on the host without "
