@@ -177,6 +177,12 @@ def test_unusable_input_of_the_risk_is_refused(changed, message):
         sure(**{**given, **changed})
 
 
+@pytest.mark.parametrize("shape", [(-3, 4), (3, 1.5), "34", None, (2, None), [[3]], (1,) * 70, (2**40, 2**40), {3: 4}])
+def test_signs_of_what_is_no_shape_are_refused_by_name(shape):
+    with pytest.raises(InputError, match=r"^shape: got "):
+        perturbation(shape)
+
+
 def test_unusable_input_of_the_discrepancy_is_refused():
     with pytest.raises(InputError, match="sigma: got 0, expected numbers > 0"):
         discrepancy(np.zeros(3), np.zeros(3), 0)

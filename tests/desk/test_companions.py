@@ -37,6 +37,9 @@ def test_found_by_name(tmp_path: Path) -> None:
         find_companion("--mask", tmp_path, Path("b.jpg"))
     with pytest.raises(FileFormatError, match=r"with no file called c\.png or c"):
         find_companion("--mask", tmp_path, Path("c.png"))
+    (tmp_path / "d.npy").touch()
+    (tmp_path / "d.zarr").mkdir()
+    assert find_companion("--mask", tmp_path, Path("d.zarr")) == tmp_path / "d.zarr"
 
 
 def test_painted_masks(tmp_path: Path) -> None:

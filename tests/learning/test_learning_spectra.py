@@ -134,7 +134,7 @@ def test_modes_of_lone_points_are_told():
     """Ornstein and Uhlenbeck's -1, -1, -2 of a random plane Gaussian come behind those of single points."""
     X = np.random.default_rng(0).standard_normal((1000, 2))
     with pytest.warns(
-        NlflowWarning, match=r"beta: 3 of 3 modes \(number 0, 1, 2\) lie on fewer than 25 of 1000 points"
+        NlflowWarning, match=r"beta: 3 of 3 modes, generator_\[\[0, 1, 2\]\], lie on fewer than 25 of 1000 points"
     ):
         found = DiffusionMap(3, beta=-0.5, alpha=0.5).fit(X)
     assert found.generator_[0] > -0.5

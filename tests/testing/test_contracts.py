@@ -193,6 +193,13 @@ def test_flows(name: str) -> None:
     check_flow(*FLOWS[name]())
 
 
+@pytest.mark.parametrize("name", ["AveragingFlow", "ParticleFlow", "SphereFlow", "SystemFlow", "WaveFlow"])
+def test_a_start_that_a_flow_needs_is_asked_for(name: str) -> None:
+    flow, *_ = FLOWS[name]()
+    with pytest.raises(nl.InputError, match=rf"^start: got none, expected a signal of the {name}, .*: got shape .*"):
+        check_flow(flow)
+
+
 # --- every class has a recipe ---------------------------------------------------------------------------------------
 
 ELSEWHERE = {

@@ -143,7 +143,8 @@ def _patch_affinity(f: NDArray[Any], patch_size: int, search_radius: int, memory
     kernel = Patch(
         _WIDTH, patch_size=patch_size, search_radius=search_radius, sigma=noise, tokens="patch", spatial_width=_SPATIAL
     )
-    return affinity(kernel, Grid(f.shape[:-1]), smoothed, memory_limit=memory_limit)
+    # Its weights are read once, for the list of edges.
+    return affinity(kernel, Grid(f.shape[:-1]), smoothed, store=False, memory_limit=memory_limit)
 
 
 def _fit(

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from nlflow._array import Array, to_numpy
+from nlflow.errors import InputError
 from nlflow.flows.flow import Flow
 from nlflow.flows.linear import LinearFlow
 from nlflow.flows.spectrum import dense_operator
@@ -26,7 +27,8 @@ def check_flow(flow: Flow, start: Array | None = None) -> None:
     ----------
     flow : Flow
     start : array, optional
-        A signal that it may start from; by default the observed one, else noise in one channel.
+        A signal that it may start from; by default the observed one, else noise in one channel. Particles, tokens,
+        systems of several channels and a `WaveFlow` need one.
 
     Raises
     ------
@@ -44,9 +46,18 @@ def check_flow(flow: Flow, start: Array | None = None) -> None:
     contract = Contract("flow", flow, Flow)
     flow = flow.when(0.0)
     shape = flow.affinity.domain.shape
-    if start is None:
-        start = flow.affinity.as_signal(random(*shape)) if flow.observed is None else flow.observed
-    u = flow.check_signal("start", start)
+    if start is not None:
+        u = flow.check_signal("start", start)
+    elif flow.observed is not None:
+        u = flow.check_signal("start", flow.observed)
+    else:
+        try:
+            u = flow.check_signal("start", flow.affinity.as_signal(random(*shape)))
+        except InputError as error:
+            raise InputError(
+                f"start: got none, expected a signal of the {type(flow).__name__}, which noise in one channel is not: "
+                f"{str(error).removeprefix('start: ')}"
+            ) from error
     contract.refuses(
         "a signal of another shape is refused", flow.check_signal, "u", flow.affinity.as_signal(np.ones(3))
     )

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nlflow._array import root_mean_square
-from nlflow.errors import InputError, check_floats, check_generator, check_number
+from nlflow.errors import InputError, check_floats, check_generator, check_integer, check_number, shortened
 
 
 def perturbation(shape: tuple[int, ...], *, rng: Any = None, dtype: Any = np.float64) -> NDArray[Any]:
@@ -25,7 +25,7 @@ def perturbation(shape: tuple[int, ...], *, rng: Any = None, dtype: Any = np.flo
     Raises
     ------
     InputError
-        For another dtype.
+        For another dtype, and for what is no shape.
 
     References
     ----------
@@ -37,7 +37,14 @@ def perturbation(shape: tuple[int, ...], *, rng: Any = None, dtype: Any = np.flo
         known = None
     if known not in (np.float32, np.float64):
         raise InputError(f"dtype: got {dtype if known is None else known}, expected float32 or float64")
-    signs = check_generator(rng).integers(0, 2, shape, dtype=np.int8)
+    sizes = tuple(shape) if isinstance(shape, tuple | list) else (shape,)
+    sizes = tuple(check_integer("shape", n, minimum=0, hint="the numbers of samples along the axes") for n in sizes)
+    try:
+        signs = check_generator(rng).integers(0, 2, sizes, dtype=np.int8)
+    except ValueError as error:  # too many axes, or samples
+        raise InputError(
+            f"shape: got {shortened(repr(shape))}, expected one that an array can have ({error})"
+        ) from error
     return (2 * signs - 1).astype(dtype)
 
 

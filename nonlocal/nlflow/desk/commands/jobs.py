@@ -240,7 +240,7 @@ def find_companion(option: str, path: Path, source: Path, place: Path | None = N
     if not path.is_dir() or known(path) == "zarr":
         return path
     same = path / (place or source.name)
-    if same.is_file():
+    if _there(same):
         return same
     alike = sorted(file for file in same.parent.glob("*") if file.stem == source.stem and known(file))
     if len(alike) == 1:
