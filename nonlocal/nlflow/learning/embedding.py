@@ -200,8 +200,8 @@ class DiffusionMap(TransformerMixin, PointEstimator):
         if len(few):
             warn_caller(
                 f"beta: {len(few)} of {len(self.generator_)} modes, generator_[[{listed(few)}]], lie on fewer than "
-                f"{_FEW} of {len(self.widths_)} points ({self.participation_.min():.1f} at the least), far from the others: "
-                "generator_ is theirs there, and not that of the density; leave these points out, use more points, "
+                f"{_FEW} of {len(self.widths_)} points ({self.participation_.min():.1f} at the least), far from the "
+                "others: generator_ is theirs there, and not that of the density; leave these points out, use more points, "
                 "a larger gamma or a beta nearer to 0, or keep the modes of which participation_ is large",
             )
 
