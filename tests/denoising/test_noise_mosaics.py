@@ -93,3 +93,12 @@ def test_a_line_that_ends_in_darkness_is_one_whatever_is_rounded() -> None:
     """The variance there is the difference of two numbers that are all but the same: 1e-16 below 0 at times."""
     for gain, below in np.random.default_rng(0).uniform(0.1, 100, (500, 2)):
         assert of_line(gain, -below, 0.0).offset == pytest.approx(below / gain)
+
+
+def test_impulses_in_each_block_leave_nothing_to_tell_the_noise_of_a_mosaic_from() -> None:
+    rng = np.random.default_rng(0)
+    noisy = 120 + 40 * np.sin(np.arange(40 * 44).reshape(40, 44) / 15) + rng.normal(0, 5, (40, 44))
+    noisy[rng.random(noisy.shape) < 0.1] = 0.0
+    noisy[rng.random(noisy.shape) < 0.1] = 255.0
+    assert find_mosaic(noisy[..., None]) is None
+    assert np.isfinite(denoise(noisy, quality="fast")).all()

@@ -232,7 +232,8 @@ def reconstruct(
         For data of another shape, NaN or infinity, sigma, strength or weight <= 0, and a denoiser that returns another
         shape or complex numbers.
     StabilityError
-        For a strength beyond the limit of ``forward-backward``.
+        For a strength beyond the limit of ``forward-backward``, as far as `Forward.squared_norm` tells it, which is
+        from below: slightly beyond, the loop may end with ``diverged`` or ``not converged``.
 
     Notes
     -----

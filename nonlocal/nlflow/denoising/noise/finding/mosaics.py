@@ -45,15 +45,18 @@ def _differs(plane: Array, period: int) -> bool:
     return float(np.mean(between > OfMosaics.ratio * within)) > OfMosaics.share
 
 
-def _noise_of(plane: Array, period: int) -> Noise:
-    """Return the noise of a mosaic: its variance is a line over the intensity, the same for all colours of a sensor.
+def _noise_of(plane: Array, period: int) -> Noise | None:
+    """Return the noise of a mosaic, None where no block tells it.
 
-    Structure adds to what blocks show, and noise does not fall below it: the line lies below nearly all points (a
-    regression of quantiles, Koenker and Bassett 1978, doi 10.2307/1913643).
+    Its variance is a line over the intensity, the same for all colours of a sensor. Structure adds to what blocks show,
+    and noise does not fall below it: the line lies below nearly all points (a regression of quantiles, Koenker and
+    Bassett 1978, doi 10.2307/1913643).
     """
     from scipy.optimize import linprog
 
     means, variances = _points(plane, period)
+    if not len(means):
+        return None
     unit, low, span = float(np.median(variances)), float(means[0]), float(np.ptp(means))
     if unit == 0 or span == 0:
         return GaussianNoise(math.sqrt(float(variances.min())))
@@ -90,8 +93,9 @@ def _points(plane: Array, period: int) -> tuple[Array, Array]:
         each.append([blocks.mean(axis=(1, 2)), powers[:, is_low].mean(axis=1), powers[:, is_high].mean(axis=1)])
     means, lows, highs = np.concatenate(each, axis=1)
     points = []
-    for part in np.array_split(np.argsort(means, kind="stable"), OfMosaics.bins):
+    for part in np.array_split(np.argsort(means, kind="stable"), max(min(OfMosaics.bins, len(means)), 1)):
         quiet = part[np.argsort(lows[part], kind="stable")][: max(math.ceil(OfMosaics.quiet * len(part)), 8)]
-        points.append((means[quiet].mean(), highs[quiet].mean()))
-    found, variances = np.array(points).T
-    return found, np.maximum(variances, 1e-6 * variances.max())
+        if len(quiet):
+            points.append((means[quiet].mean(), highs[quiet].mean()))
+    found, variances = np.reshape(points, (-1, 2)).T
+    return found, np.maximum(variances, 1e-6 * variances.max(initial=0.0))
