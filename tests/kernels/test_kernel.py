@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from nlflow import Anisotropic, ExpDotProduct, Gaussian, Grid, InputError, Laplace, Patch, Points, TopHat, affinity
-from nlflow.kernels import Kernel, RadialKernel
+from nlflow.kernels import InverseMultiquadric, Kernel, Matern, RadialKernel, RationalQuadratic, TruncatedPower
 from tests.reference import feature_matrix, profile
 
 RADIAL = [Gaussian(width=0.7), Laplace(width=1.3), TopHat(radius=1.5), Gaussian(width=2.0, amplitude=3.0)]
@@ -42,6 +42,20 @@ def test_profile_and_support(kernel: Any) -> None:
         assert np.all(np.exp(kernel.log_profile(beyond**2)) <= rtol * (1 + 1e-6))
         just_inside = kernel.support(rtol) * (1 - 1e-9)
         assert np.exp(kernel.log_profile(np.array(just_inside**2))) >= rtol * (1 - 1e-6)
+
+
+@pytest.mark.parametrize(
+    "kernel",
+    [
+        Gaussian(width=0.7), Laplace(width=1.3), RationalQuadratic(width=1.0), InverseMultiquadric(width=1.0),
+        TruncatedPower(power=2.0, core=1.0), Matern(width=1.0, nu=2.5),
+    ],
+)  # fmt: skip
+def test_a_share_that_no_kernel_falls_to_is_refused(kernel: Any) -> None:
+    for rtol in (2, -1e-3, math.nan, "a", None):
+        with pytest.raises(InputError, match=r"^rtol: got .*(number >= 0|from 0 to 1)$"):
+            kernel.support(rtol)
+    assert 0 <= kernel.support(1) <= 1
 
 
 @pytest.mark.parametrize("kernel", [*RADIAL, ExpDotProduct(), ExpDotProduct(scale=-2.0), ExpDotProduct(scale=0.0)])

@@ -218,8 +218,8 @@ class SphereFlow(Flow):
     def interaction(self, x: Array) -> float:
         """Return the interaction energy E_beta = sum_ij exp(beta q_i . k_j) / (2 beta N^2); infinity for beta = 0.
 
-        (arXiv 2312.10794, section 3.) With ``sinkhorn`` it is sum_ij a_ij log(N a_ij / k_ij) / (2 beta N), up to a sign
-        the functional of arXiv 2110.11773.
+        (arXiv 2312.10794, section 3.) With ``sinkhorn`` it is sum_ij a_ij log(N a_ij / k_ij) / (2 beta N), which is
+        -1/beta times the functional of arXiv 2110.11773; infinity for beta = 0 as well.
         """
         return float(self._pending_interaction(x))
 

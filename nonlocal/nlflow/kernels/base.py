@@ -53,6 +53,14 @@ def farthest(counts: Callable[[Floats], NDArray[np.bool_]], radii: Floats) -> fl
     return float(radii[i + 1])
 
 
+def fall(rtol: float) -> float:
+    """Return -log(rtol), infinity for 0; `InputError` unless 0 <= rtol <= 1."""
+    part = check_number("rtol", rtol, minimum=0)
+    if part > 1:
+        raise InputError(f"rtol: got {part:g}, expected a part of k(0), from 0 to 1")
+    return abs(math.log(part)) if part > 0 else math.inf
+
+
 @dataclass(frozen=True, kw_only=True)
 class Kernel(ABC):
     """Base of all kernels k(x, y) >= 0.
@@ -124,9 +132,15 @@ class RadialKernel(Kernel):
         """Return log k as a function of the squared distance r^2, without the amplitude; -inf where k = 0."""
 
     def support(self, rtol: float) -> float:
-        """Return the radius beyond which k(r) <= rtol k(0), as found on samples; infinity where there is none."""
+        """Return the radius beyond which k(r) <= rtol k(0), as found on samples; infinity where there is none.
+
+        Raises
+        ------
+        InputError
+            For rtol outside of [0, 1].
+        """
         length = float(getattr(self, self.positive[0])) if self.positive else 1.0
-        least = -math.inf if rtol <= 0 else math.log(rtol)
+        least = -fall(rtol)
         with np.errstate(all="ignore"):
             start = float(self.log_profile(np.zeros(1))[0])
             return farthest(lambda r: self.log_profile(r**2) - start > least, length * _DISTANCES)

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from nlflow._array import Array, underflowing
 from nlflow.errors import checked_call
-from nlflow.kernels.base import RadialKernel
+from nlflow.kernels.base import RadialKernel, fall
 
 
 @checked_call
@@ -41,4 +41,4 @@ class Gaussian(RadialKernel):
         return self.width
 
     def support(self, rtol: float) -> float:
-        return self.width * math.sqrt(-2 * math.log(rtol)) if rtol > 0 else math.inf
+        return self.width * math.sqrt(2 * fall(rtol))

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from nlflow._array import Array, namespace, underflowing
 from nlflow.errors import InputError, check_number
-from nlflow.kernels.base import RadialKernel
+from nlflow.kernels.base import RadialKernel, fall
 
 
 @underflowing
@@ -111,13 +111,11 @@ class TruncatedPower(RadialKernel):
         return xp.where(inside, log, xp.full_like(log, -math.inf))
 
     def support(self, rtol: float) -> float:
-        falls = math.inf if rtol <= 0 else -math.log(rtol) / self.power
+        falls = fall(rtol) / self.power
         return min(self.horizon * (1 + 1e-12), self.core * math.exp(falls) if falls < 700 else math.inf)
 
 
 def _root_of_growth(rtol: float, power: float) -> float:
     """Return s with (1 + s^2)^-power = rtol."""
-    if rtol <= 0:
-        return math.inf
-    exponent = -math.log(rtol) / power
+    exponent = fall(rtol) / power
     return math.sqrt(math.expm1(exponent)) if exponent < 700 else math.inf

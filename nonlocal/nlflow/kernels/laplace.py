@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import ClassVar
 
 from nlflow._array import Array, root, underflowing
 from nlflow.errors import checked_call
-from nlflow.kernels.base import RadialKernel
+from nlflow.kernels.base import RadialKernel, fall
 
 
 @checked_call
@@ -36,4 +35,4 @@ class Laplace(RadialKernel):
         return -(root(squared) / self.width)
 
     def support(self, rtol: float) -> float:
-        return -self.width * math.log(rtol) if rtol > 0 else math.inf
+        return self.width * fall(rtol)

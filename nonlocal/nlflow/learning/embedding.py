@@ -201,8 +201,8 @@ class DiffusionMap(TransformerMixin, PointEstimator):
             warn_caller(
                 f"beta: {len(few)} of {len(self.generator_)} modes, generator_[[{listed(few)}]], lie on fewer than "
                 f"{_FEW} of {len(self.widths_)} points ({self.participation_.min():.1f} at the least), far from the "
-                "others: generator_ is theirs there, and not that of the density; leave these points out, use more points, "
-                "a larger gamma or a beta nearer to 0, or keep the modes of which participation_ is large",
+                "others: generator_ is theirs there, and not that of the density; leave these points out, use more "
+                "points, a larger gamma or a beta nearer to 0, or keep the modes of which participation_ is large",
             )
 
     def fit_transform(self, X: Any, y: Any = None) -> NDArray[Any]:
