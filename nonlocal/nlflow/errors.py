@@ -145,6 +145,9 @@ class NumericalError(NlflowError, ArithmeticError):
 class MemoryLimitError(NlflowError, MemoryError):
     """An allocation would pass the memory limit."""
 
+    what = remedy = ""
+    needed = kept = 0  # bytes, and those of them that stay
+
 
 class FileFormatError(NlflowError, ValueError):
     """A file cannot be read or written as asked."""
@@ -502,13 +505,16 @@ def _memory_of_windows() -> int | None:
     return int(status[1]) if kernel.GlobalMemoryStatusEx(ctypes.byref(status)) else None
 
 
-def check_memory(what: str, needed: int, remedy: str, limit: float | None = None) -> None:
-    """Raise `MemoryLimitError` if more bytes are `needed` than the limit."""
+def check_memory(what: str, needed: int, remedy: str, limit: float | None = None, *, kept: int | None = None) -> None:
+    """Raise `MemoryLimitError` if more bytes are `needed`, of which some are `kept`, than the limit."""
     allowed = memory_limit() if limit is None else check_number("memory_limit", limit, minimum=1, finite=False)
     if needed > allowed:
-        raise MemoryLimitError(
+        error = MemoryLimitError(
             f"{what} needs {format_bytes(needed)} ({needed} bytes), the limit is {format_bytes(allowed)}; {remedy}"
         )
+        error.what, error.remedy, error.needed = what, remedy, needed
+        error.kept = needed if kept is None else kept
+        raise error
 
 
 def check_flag(name: str, value: Any) -> bool:

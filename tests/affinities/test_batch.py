@@ -9,6 +9,7 @@ import pytest
 
 import nlflow as nl
 from nlflow import Batch, Mask
+from nlflow.affinities import Unlinked
 from tests.affinities.test_tiled import host
 from tests.covering import pairs
 from tests.problems import torch_on_one_thread
@@ -125,6 +126,77 @@ def test_features_that_are_shared_are_kept_once() -> None:
     torch.testing.assert_close(shared.average(u), apart.average(u), rtol=0, atol=1e-14)
     matrices = nl.affinity(nl.ExpDotProduct(), BATCH, x.numpy())
     assert matrices.memory_bytes == nl.affinity(nl.ExpDotProduct(), POINTS, x.numpy()).memory_bytes
+
+
+@pytest.mark.parametrize("method", ["dense", "sparse", "nufft", "pairwise", "stencil"])
+def test_the_memory_limit_is_one_of_all_items(method: str) -> None:
+    kernel: Any = nl.Gaussian(1.0)
+    domain, x = Batch(POINTS, 12), normal((12, N, 2))
+    if method == "nufft":
+        pytest.importorskip("finufft")
+    if method == "stencil":
+        kernel, domain = nl.Patch(width=0.5, patch_size=3, search_radius=1), Batch(nl.Grid((6, 4)), 12)
+        x = x[..., :1].reshape(12, 6, 4, 1)
+    whole = nl.affinity(kernel, domain, x, method=method)
+    whole.average(x[..., 0])
+    kept = whole.memory_bytes
+    for limit in (kept // 12, kept // 2, kept - 1):
+        with pytest.raises(nl.MemoryLimitError, match="a batch of 12 different items") as caught:
+            nl.affinity(kernel, domain, x, method=method, memory_limit=limit)
+        told = int(str(caught.value).split("(")[1].split(" ")[0])
+        assert told > limit
+        if method != "nufft":  # whose first item tells what it needs meanwhile, not what it keeps
+            assert 0.8 * kept < told < 1.4 * kept + 2**14
+    assert nl.affinity(kernel, domain, x, method=method, memory_limit=4 * kept).memory_bytes <= kept
+    shared = nl.affinity(kernel, domain, x[:1], method=method, memory_limit=kept)  # its items are one
+    assert shared.memory_bytes <= kept // 6
+
+
+def test_the_method_of_a_batch_fits_the_memory_limit() -> None:
+    domain, x = Batch(POINTS, 12), normal((12, N, 2))
+    matrices = nl.affinity(nl.Gaussian(1.0), domain, x)
+    assert matrices.method == "dense"
+    for rtol in (None, 1e-8):
+        p = nl.affinity(nl.Gaussian(1.0), domain, x, rtol=rtol, memory_limit=45_000)
+        assert p.method == "pairwise"
+        assert "memory limit allows no other method" in p.reason
+        u = x[..., 0]
+        np.testing.assert_allclose(p.average(u), matrices.average(u), rtol=0, atol=1e-7 if rtol else 1e-13)
+        assert p.memory_bytes <= 45_000
+        updated = p.update(x + 1)
+        assert (updated.method, updated.reason) == (p.method, p.reason)
+        assert p.item(11).update(x[0]).method == "pairwise"
+    with pytest.raises(nl.MemoryLimitError, match=r"a batch of 12 different items, each a dense affinity of 24 nodes"):
+        nl.affinity(nl.Gaussian(1.0), domain, x, memory_limit=20_000)
+    with pytest.raises(nl.MemoryLimitError, match="a dense affinity of 24 nodes"):  # masks are kept as a matrix
+        nl.affinity(nl.Gaussian(1.0), domain, x, mask=Mask(causal=True), memory_limit=45_000)
+    alone = nl.affinity(nl.Gaussian(1.0), POINTS, x[0], memory_limit=5000)
+    assert alone.method == "pairwise"
+
+
+def test_items_of_a_batch_whose_nodes_see_only_themselves() -> None:
+    for like in (None, torch.ones(1, dtype=torch.float32)):
+        p = Unlinked(BATCH, like).scaled(3.0)
+        part, whole = p.item(1, -1), p.domain
+        assert part.domain is whole.item
+        assert (part.method, part.dtype, part.device) == (p.method, p.dtype, p.device)
+        np.testing.assert_allclose(np.asarray(part.log_degree), np.asarray(p.log_degree)[1, 2], rtol=1e-7)
+        u = SIGNAL[0, 0] if like is None else torch.from_numpy(SIGNAL[0, 0]).float()
+        np.testing.assert_array_equal(np.asarray(part.average(u)), np.asarray(u))
+
+
+class OfMine(nl.affinities.Affinity):
+    def _average(self, u: Any) -> Any:
+        return u.copy()
+
+    def _log_degree(self) -> Any:
+        return np.zeros(self.domain.shape)
+
+
+def test_an_affinity_of_ones_own_says_that_it_has_no_items() -> None:
+    p = OfMine(BATCH, None, symmetric=True, positive_semidefinite=True)
+    with pytest.raises(nl.InputError, match=r"item: OfMine does not tell the items of its Batch apart"):
+        p.item(0, 0)
 
 
 def test_edges_of_a_batch_join_nodes_of_one_item() -> None:

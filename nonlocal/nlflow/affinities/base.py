@@ -402,7 +402,10 @@ class Affinity(ABC):
 
     def _item(self, index: tuple[int, ...]) -> Affinity:
         """Return the affinity of one item."""
-        raise NotImplementedError  # pragma: no cover - whoever knows batches has it
+        raise InputError(
+            f"item: {type(self).__name__} does not tell the items of its Batch apart, expected what nlflow.affinity() "
+            "returned; build one on domain.item"
+        )
 
     @property
     def evolves(self) -> bool:
@@ -498,6 +501,11 @@ class Affinity(ABC):
     def memory_bytes(self) -> int:
         """Bytes kept."""
         return kept_bytes([value for name, value in vars(self).items() if name not in ("domain", "kernel")])
+
+    @property
+    def _to_keep(self) -> int:
+        """Bytes kept after averages."""
+        return self.memory_bytes
 
     def within_memory(self, u: Array | None = None) -> AbstractContextManager[None]:
         """Turn a device's "out of memory" into `MemoryLimitError`."""

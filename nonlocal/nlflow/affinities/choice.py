@@ -16,6 +16,7 @@ from nlflow._array import Array, is_numpy, is_tensor, namespace, same_kind, unde
 from nlflow._looks import looking_once
 from nlflow.affinities.base import Affinity
 from nlflow.affinities.logits import check_symmetric
+from nlflow.backends.memory import limit_for
 from nlflow.domains import Domain, Grid
 from nlflow.domains.mask import Mask, check_present
 from nlflow.errors import (
@@ -26,8 +27,10 @@ from nlflow.errors import (
     check_choice,
     check_detached,
     check_integer,
+    check_memory,
     check_number,
     checked_call,
+    memory_limit,
 )
 from nlflow.kernels import Anisotropic, ExpDotProduct, Kernel, Patch, RadialKernel
 
@@ -67,6 +70,12 @@ class Asked:
     precision: str | None = None
     memory_limit: float | None = None
     sound: bool = False  # whether nobody has to look at the features: a flow takes them from its own signal
+    why: str = "asked for"
+    held: int = 0  # bytes of the memory limit that other items of a batch take
+
+    @property
+    def limit(self) -> float | None:
+        return self.memory_limit - self.held if self.held and self.memory_limit is not None else self.memory_limit
 
 
 @dataclass(frozen=True)
@@ -83,7 +92,7 @@ class Pairs:
 
     @property
     def options(self) -> dict[str, Any]:
-        return {"rtol": self.asked.rtol or _DEFAULT_RTOL, "memory_limit": self.asked.memory_limit}
+        return {"rtol": self.asked.rtol or _DEFAULT_RTOL, "memory_limit": self.asked.limit}
 
 
 def _low_rank(kind: Any, pairs: Pairs) -> Affinity:
@@ -98,17 +107,15 @@ Builder = Callable[[Any, Pairs], Affinity]
 _PAIRS: dict[str, tuple[str, Builder]] = {
     "dense": (
         "dense.DenseAffinity",
-        lambda kind, p: kind.from_features(*p.among, p.asked.memory_limit, p.asked.mask),
+        lambda kind, p: kind.from_features(*p.among, p.asked.limit, p.asked.mask),
     ),
     "pairwise": (
         "pairwise.PairwiseAffinity",
-        lambda kind, p: kind(*p.among, rtol=p.asked.rtol or 0.0, memory_limit=p.asked.memory_limit),
+        lambda kind, p: kind(*p.among, rtol=p.asked.rtol or 0.0, memory_limit=p.asked.limit),
     ),
     "tiled": (
         "tiled.TiledAffinity",
-        lambda kind, p: kind(
-            *p.among, mask=p.asked.mask, precision=p.asked.precision, memory_limit=p.asked.memory_limit
-        ),
+        lambda kind, p: kind(*p.among, mask=p.asked.mask, precision=p.asked.precision, memory_limit=p.asked.limit),
     ),
     "sparse": (
         "neighbours.NeighbourAffinity",
@@ -242,7 +249,7 @@ def affinity(
         raise InputError("mask: patches and positions on a Grid have a window instead; leave it out")
     asked = Asked(kernel, domain, features, queries, method, window, store, rtol, mask, precision, memory_limit)
     with looking_once():  # whether features are finite, and how large logits are
-        made = _built(asked)
+        made = _affordable(asked)
         made.settle()
     return made
 
@@ -268,6 +275,31 @@ def from_matrix(matrix: Any, domain: Domain, memory_limit: float | None = None) 
 
 def _listed(names: tuple[str, ...]) -> str:
     return ", ".join(map(repr, names[:-1])) + f" or {names[-1]!r}"
+
+
+def _affordable(asked: Asked) -> Affinity:
+    """Return what was asked for, without a matrix where the chosen method would pass the memory limit."""
+    try:
+        return _built(asked)
+    except MemoryLimitError as error:
+        if asked.method != "auto" or not _summable(asked):
+            raise
+        why = f"sums without a matrix, since the memory limit allows no other method ({error})"
+        try:
+            made = _built(replace(asked, method="pairwise", why=why))
+            check_memory("the affinity", made._to_keep, "raise memory_limit", asked.memory_limit)  # made without a look
+        except MemoryLimitError as last:
+            raise error from last
+        return made
+
+
+def _summable(asked: Asked) -> bool:
+    """Whether ``pairwise`` may serve."""
+    from nlflow.affinities.pair_sums import not_compiled
+
+    kernel = asked.kernel.compared
+    among = not isinstance(asked.domain.item, Grid) if asked.features is None else not is_tensor(asked.features)
+    return among and asked.mask is None and not isinstance(kernel, Patch) and not not_compiled(kernel)
 
 
 def _built(asked: Asked) -> Affinity:
@@ -316,7 +348,7 @@ def _on_grid(asked: Asked, domain: Grid) -> Affinity:
     weights = math.prod(2 * r + 1 for r in radii)
     fast = "stencil" if weights <= _DIRECT_WEIGHTS else "convolution"
     chosen = fast if asked.method == "auto" else asked.method
-    result: Affinity = _loaded(_ON_GRIDS[chosen])(kernel, domain, window, memory_limit=asked.memory_limit)
+    result: Affinity = _loaded(_ON_GRIDS[chosen])(kernel, domain, window, memory_limit=asked.limit)
     result.reason = "asked for"
     if asked.method == "auto":
         result.reason = (
@@ -352,14 +384,14 @@ def _patches(asked: Asked, *, warn: bool = True) -> Affinity:
         )
     if method == "dense":
         make = _loaded("dense.DenseAffinity.from_patches")
-        result: Affinity = make(kernel, domain, channels, radii, asked.memory_limit)
+        result: Affinity = make(kernel, domain, channels, radii, asked.limit)
     else:
         result = _loaded("stencil.PatchStencil")(
-            kernel, domain, channels, radii, store=asked.store, memory_limit=asked.memory_limit
+            kernel, domain, channels, radii, store=asked.store, memory_limit=asked.limit
         )
     result.reason = "a patch kernel is windowed on its grid" if method == "auto" else "asked for"
     # The shrunk window has been reported; an evolving kernel would say it again at each step.
-    bare = replace(asked, features=None)  # what a recipe refers to stays in memory
+    bare = replace(asked, features=None, held=0)  # what a recipe refers to stays in memory
     result._recipe = partial(_patches_again, bare)
     return result
 
@@ -406,20 +438,40 @@ def _batch_of(asked: Asked) -> Affinity:
     domain, mask = asked.domain, asked.mask
     names = [name for name in ("features", "queries") if getattr(asked, name) is not None]
     given = {name: _item_features(name, getattr(asked, name), domain) for name in names}
+
+    def places(index: tuple[int, ...]) -> list[tuple[int, ...]]:
+        axes = [array.shape[: array.ndim - len(domain.item.shape) - 1] for array in given.values()]
+        own = [zip(index[len(index) - len(lengths) :], lengths, strict=True) for lengths in axes]
+        return [tuple(i if n > 1 else 0 for i, n in pairs) for pairs in own]
+
+    single = mask is not None and mask.present is not None
+    keys = {index: (*places(index), index if single else ()) for index in np.ndindex(*domain.leading)}
+    count = len(set(keys.values()))
     made: dict[tuple[tuple[int, ...], ...], Affinity] = {}
-    items = []
-    for index in np.ndindex(*domain.leading):
-        places, parts = [], {}
-        for name, array in given.items():
-            axes = array.shape[: array.ndim - len(domain.item.shape) - 1]
-            place = tuple(i if n > 1 else 0 for i, n in zip(index[len(index) - len(axes) :], axes, strict=True))
-            places.append(place)
-            parts[name] = array[place]
-        key = (*places, index if mask is not None and mask.present is not None else ())
-        if key not in made:
-            own = None if mask is None else mask.item(index, domain.leading)
-            made[key] = _built(replace(asked, domain=domain.item, mask=own, **parts))
-        items.append(made[key])
+    held, limit = 0, asked.memory_limit
+    if limit is not None:
+        limit = check_number("memory_limit", limit, minimum=1, finite=False)
+    elif limit_for(next(iter(given.values()), None), None) is None:  # a GPU tells what is left of it
+        limit = memory_limit()
+    for index, key in keys.items():
+        if key in made:
+            continue
+        parts = {name: array[place] for (name, array), place in zip(given.items(), places(index), strict=True)}
+        own = None if mask is None else mask.item(index, domain.leading)
+        one = replace(asked, domain=domain.item, mask=own, memory_limit=limit, held=held, **parts)
+        try:
+            made[key] = _built(one)
+        except MemoryLimitError as error:
+            if error.needed:
+                rest = (count - len(made) - 1) * (held / len(made) if made else error.kept)
+                what = f"a batch of {count} different items, each {error.what}"
+                check_memory(what, held + error.needed + math.ceil(rest), error.remedy, limit)
+            raise
+        held += made[key]._to_keep
+        if limit is not None and held > limit - 1:
+            what = f"a batch of {count} different items with method {made[key].method!r}"
+            check_memory(what, math.ceil(held / len(made) * count), "use fewer items, or raise memory_limit", limit)
+    items = [made[key] for key in keys.values()]
     result = BatchAffinity(domain, items)
     if names == ["features"] and all(item.evolves for item in items):
         bare = replace(asked, features=None)
@@ -457,7 +509,7 @@ def _features(asked: Asked) -> Affinity:
             same_kind(name, getattr(kernel, name), keys)
     if asked.queries is None:
         result = from_pairs(Pairs(replace(asked, kernel=kernel.compared), *kernel.map_features(keys)))
-        bare = replace(asked, features=None)
+        bare = replace(asked, features=None, held=0)
         result._recipe = partial(_features_again, bare)
         return result
     given = table("queries", asked.queries)
@@ -499,7 +551,7 @@ def from_pairs(pairs: Pairs) -> Affinity:
             )
         return _of_pairs("dense", pairs, "masks of NumPy features are kept as a matrix")
     if method != "auto":
-        return _of_pairs(method, pairs, "asked for")
+        return _of_pairs(method, pairs, asked.why)
     if nodes <= _DENSE_NODES:
         return _of_pairs("dense", pairs, f"no more than {_DENSE_NODES} nodes, all pairs")
     if rtol is None:
@@ -514,7 +566,7 @@ def from_pairs(pairs: Pairs) -> Affinity:
         try:
             return _of_pairs(name, pairs, "; ".join([reason, *tried]))
         except (NumericalError, MemoryLimitError) as error:
-            if name == "pairwise":
+            if name == "pairwise" or (asked.held and isinstance(error, MemoryLimitError)):
                 raise
             tried.append(f"{name} was not possible ({error})")
     raise NumericalError("method: none is possible")  # pragma: no cover - pairwise returns or raises

@@ -318,8 +318,9 @@ def _check_dense(domain: Domain, kernel: Kernel | None, like: Array, kept_bytes:
     nodes = domain.size
     block = min(_BLOCK_BYTES, 8 * nodes * nodes)
     place = "matrix" if kernel is None else "grid" if isinstance(domain, Grid) else "points"
-    needed = nodes * nodes * int(like.dtype.itemsize) + 4 * block + kept_bytes
-    check_memory(f"a dense affinity of {nodes} nodes", needed, _REMEDIES[place], limit_for(like, limit))
+    kept = nodes * (nodes * int(like.dtype.itemsize) + 8) + kept_bytes  # the matrix and the degrees
+    what, allowed = f"a dense affinity of {nodes} nodes", limit_for(like, limit)
+    check_memory(what, kept + 4 * block, _REMEDIES[place], allowed, kept=kept)
     return block
 
 

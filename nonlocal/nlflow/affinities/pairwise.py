@@ -50,6 +50,12 @@ class PairwiseAffinity(Affinity):
         self._backward: PairSums | None = None
         self._degrees: dict[str, tuple[Floats, Floats]] = {}
 
+    @property
+    def _to_keep(self) -> int:
+        # Tables in float64, and the degrees.
+        tables = 0 if self._degrees else 8 * self._keys.shape[0] * (2 * self._keys.shape[1] + 4)
+        return self.memory_bytes + tables
+
     def _average(self, u: NDArray[Any]) -> NDArray[Any]:
         name = self.pairs.precision(u.dtype)
         known = self._degrees.get(name)

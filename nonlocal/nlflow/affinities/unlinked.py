@@ -54,6 +54,11 @@ class Unlinked(Affinity):
     def _log_degree(self) -> Array:
         return self._zeros
 
+    def _item(self, index: tuple[int, ...]) -> Affinity:
+        result = Unlinked(self.domain.item, self._zeros)
+        result._log_scale = self._log_scale
+        return result
+
     def known_spectrum(self) -> Floats:
         return np.ones(1)
 
