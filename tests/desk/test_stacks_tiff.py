@@ -392,3 +392,51 @@ def test_arrays_of_four_dimensions(tmp_path: Path) -> None:
     for words in ({"kind": "image"}, {"channel_axis": 0}):
         with pytest.raises(InputError, match="leave"):
             files.read(tmp_path / "a.npy", axes="TZYX", **words)
+
+
+def paged(path: Path, data: Any, description: str, compression: str | None) -> None:
+    """Write pages one by one, the first with a description."""
+    with tifffile.TiffWriter(path) as writer:
+        for number, page in enumerate(data):
+            text = description if number == 0 else None
+            writer.write(page, description=text, metadata=None, contiguous=False, compression=compression,
+                         photometric="minisblack")  # fmt: skip
+
+
+@pytest.mark.parametrize("compression", [None, "zlib"])
+@pytest.mark.parametrize(
+    ("description", "told"),
+    [('{"shape": [6, 40, 30]}', 6), ("ImageJ=1.11a\nimages=9\nslices=6\n", 6), ("ImageJ=1.11a\nslices=2\n", 2)],
+)
+def test_descriptions_that_tell_of_other_pages(
+    tmp_path: Path, description: str, told: int, compression: str | None
+) -> None:
+    data = samples("u1", (5, 40, 30))
+    paged(tmp_path / "a.tif", data, description, compression)
+    with (tmp_path / "a.tif").open("ab") as stream:
+        stream.write(bytes(4 * data.nbytes))
+    with pytest.raises(
+        FileFormatError, match=rf"got 5 page\(s\) and a description that tells of {told}, expected {told}"
+    ):
+        files.read(tmp_path / "a.tif", axes="ZYX")
+    paged(tmp_path / "b.tif", data, '{"shape": [5, 40, 30]}', compression)
+    np.testing.assert_array_equal(files.read(tmp_path / "b.tif", axes="ZYX").data, data)
+
+
+def test_planes_behind_one_header(tmp_path: Path) -> None:
+    data = samples("u1", (9, 40, 30))
+    tifffile.imwrite(tmp_path / "a.tif", data, truncate=True, photometric="minisblack")
+    with tifffile.TiffFile(tmp_path / "a.tif") as tif:
+        assert len(tif.pages) == 1
+    np.testing.assert_array_equal(files.read(tmp_path / "a.tif", axes="ZYX").data, data)
+    for text, fits in (("images=9\nslices=9\n", True), ("images=9\nslices=6\n", False)):
+        paged(tmp_path / "b.tif", data[:1], f"ImageJ=1.11a\n{text}", None)
+        with tifffile.TiffFile(tmp_path / "b.tif") as tif:
+            start = tif.pages.first.dataoffsets[0]
+        whole = (tmp_path / "b.tif").read_bytes()[:start] + data.tobytes()
+        (tmp_path / "b.tif").write_bytes(whole)
+        if fits:
+            np.testing.assert_array_equal(files.read(tmp_path / "b.tif").data, data)
+        else:
+            with pytest.raises(FileFormatError, match=r"got 9 page\(s\) and a description that tells of 6"):
+                files.read(tmp_path / "b.tif")

@@ -67,7 +67,7 @@ def opened(path: Path) -> Iterator[Any]:
 
 
 def check_own(path: Path, tif: Any) -> None:
-    """Refuse a file that describes pages it does not contain."""
+    """Refuse a file that describes other pages than it contains."""
     told = str(tif.ome_metadata or "") if tif.is_ome else ""
     others = sorted(set(_OTHERS.findall(told)) - {tif.filename})
     if others and all(one.kind != "ome" for one in tif.series):
@@ -78,6 +78,31 @@ def check_own(path: Path, tif: Any) -> None:
         if len(pages) < len(series.pages):
             got = f"{len(pages)} of {len(series.pages)} pages that its description tells of"
             raise file_error(path, got, "all of them", "copy or export it again")
+    told, held = _planes(path, tif)
+    if told != held:
+        remedy = "export it again, or remove its description (TIFF tag 270), which contradicts its pages"
+        raise file_error(path, f"{held} page(s) and a description that tells of {told}", f"{told}", remedy)
+
+
+def _planes(path: Path, tif: Any) -> tuple[int, int]:
+    """Return how many planes of the size of a page descriptions of tifffile and ImageJ tell of, and how many exist."""
+    series, count = tif.series[0], len(tif.pages)
+    page = series.keyframe
+    samples = math.prod(page.shape)
+    if len(tif.series) > 1 or series.kind not in ("shaped", "imagej") or samples == 0:
+        return 0, 0
+    shape, images = series.shape, count
+    if series.kind == "shaped":
+        shape = (tif.shaped_metadata or ({"shape": shape},))[0]["shape"]
+    elif count == 1:
+        images = int((tif.imagej_metadata or {}).get("images", 1))
+    told = math.prod(shape) // samples
+    if count > 1 or not page.is_contiguous:
+        # A pyramid has its smaller pictures among the pages.
+        return told, told if series.is_pyramidal and told <= count else count
+    # All planes may lie behind the header of the first.
+    fitting = (path.stat().st_size - page.dataoffsets[0]) // max(1, page.nbytes)
+    return told, images if told < images <= fitting else told
 
 
 def check_page(path: Path, page: Any) -> None:
