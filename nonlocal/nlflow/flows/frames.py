@@ -30,8 +30,8 @@ def check_whole(tracker: Tracker, flow: Flow) -> None:
 
 def taken(place: Path, what: str) -> InputError:
     return InputError(
-        f"path: got {str(place)!r}, which would be lost; expected a new name, or {what} of this problem; "
-        "choose another name, or remove it"
+        f"path: got {str(place)!r}, which would be lost; expected a new name, or {what} of this problem "
+        "(signal, kernel, flow, times, those of trackers, and integrator); choose another name, or remove it"
     )
 
 
@@ -77,8 +77,8 @@ class Frames(Resumable):
     Parameters
     ----------
     path : path
-        A new name, or the file of a run of the same problem, which is replaced, or continued by ``resume``. Its suffix
-        gives the format:
+        A new name, or the file of a run of the same problem (signal, kernel, flow, end and output times, integrator,
+        times of trackers), which is replaced, or continued by ``resume``. Its suffix gives the format:
 
         - ``.h5``, ``.hdf5``, ``.nc``: HDF5 with the named axes of netCDF 4 (extra ``hdf5``).
         - ``.zarr``: a zarr store of format 3 (extra ``zarr``).

@@ -296,7 +296,8 @@ class Checkpoint(Tracker):
     Parameters
     ----------
     path : path
-        A new name, or a checkpoint of the same problem, which is replaced atomically.
+        A new name, or a checkpoint of the same problem (signal, kernel, flow, end and output times, integrator, times
+        of trackers), which is replaced atomically.
     seconds : float
         Least time between two checkpoints, longer where writing them would take over 2 % of the run; with 0 one is
         written at each look. The end of the run writes one too.
