@@ -310,6 +310,16 @@ def test_a_small_eigenvalue_that_turns_sets_the_limit() -> None:
     assert euler_limit(flow) == pytest.approx(0.02 / (0.01**2 + 0.5**2), rel=1e-9)
 
 
+def test_an_operator_that_returns_nan_is_named() -> None:
+    class Own(nl.GradientFlow):
+        def linear(self, u: Any) -> Any:
+            return math.nan * u
+
+    flow = Own(nl.J(nl.affinity(nl.Gaussian(1.0), nl.Points(np.arange(30.0)))), "degree")
+    with pytest.raises(nl.NumericalError, match=r"linear\(\) of Own returns NaN"):
+        euler_limit(flow)
+
+
 @pytest.mark.parametrize(("beside", "told"), [(0.0, True), (1e-4, False)])
 def test_limits_are_told_where_what_is_beside_the_operator_is_constant(beside: float, told: bool) -> None:
     class Own(nl.GradientFlow):

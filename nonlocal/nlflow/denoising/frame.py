@@ -66,7 +66,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class Coloured:
-    """Noise with a spectrum or a strength that follows the intensity, in units of `Frame.level`."""
+    """Gaussian noise that is not the same white noise everywhere and in all colours, in units of `Frame.level`."""
 
     axes: Array  # (C, C), the channels along which it is independent, as rows
     spectrum: Array  # (C, h, w), its power along them

@@ -199,14 +199,18 @@ def own_eigenvalues(flow: LinearFlow, *, diffusion: bool = False) -> NDArray[Any
     Raises
     ------
     NumericalError
-        When the iteration for them does not converge.
+        When the iteration for them does not converge, and for NaN.
     """
     n = _unknowns(flow, diffusion)
     if flow.modes is not None and (flow.fidelity is None or not diffusion) and flow.terms.constraint is None:
         return flow.modes.eigenvalues()
     if n <= _DENSE_NODES:
         free = _free(flow, n)
-        return np.asarray(np.linalg.eigvals(dense_operator(flow, diffusion=diffusion)[np.ix_(free, free)]))
+        operator = dense_operator(flow, diffusion=diffusion)[np.ix_(free, free)]
+        if not np.isfinite(operator).all():
+            raise NumericalError(f"flow: the linear() of {type(flow).__name__} returns NaN or infinite values of finite "
+                                 "signals, so no limit of steps is known; mend it")  # fmt: skip
+        return np.asarray(np.linalg.eigvals(operator))
     product = _product(flow, np.ones(n), diffusion=diffusion)
     try:
         return extreme(product, n, "LM", 6, tol=_OWN / 10, rounding=_rounding(flow)) * (1 + _OWN)

@@ -316,7 +316,7 @@ class Layer:
         )  # fmt: skip
 
     def head(self, head: int, item: int = 0) -> Head:
-        """Return a head on a sequence of the batch, padding left out."""
+        """Return a head on a sequence of the batch, padding and sinks left out."""
         h, b = _number("head", head, self.heads), _number("item", item, self.items)
         inside = self.tokens[b]
         q, k, v = (part[b, h][inside].detach().cpu().double().numpy() for part in (self.q, self.k, self.v))
