@@ -173,17 +173,17 @@ def equilibrium(
 ) -> Equilibrium:
     """Return the limit of a frozen flow for t to infinity.
 
-    Without fidelity each channel becomes a constant: the w-mean of u(0) in the L2 and conserved metrics, pi^T u(0) in
-    the degree metric and for attention. With fidelity it solves (L + lambda) u = lambda f in the L2 metric and
-    ((1 + lambda~) I - P) u = lambda~ f in the degree metric and for attention, with a constraint between free nodes.
+    Without fidelity and constraint each channel becomes a constant: the w-mean of u(0) in the L2 and conserved metrics,
+    pi^T u(0) in the degree metric and for attention. Otherwise it solves (L + lambda) u = lambda f in the L2 metric and
+    ((1 + lambda~) I - P) u = lambda~ f in the degree metric and for attention, with a constraint at the free nodes.
 
     Parameters
     ----------
     flow : GradientFlow or AttentionFlow
         Frozen.
     start : array, optional
-        u(0), needed without fidelity. With one only its mean counts, and only if the metric conserves it; that of f by
-        default.
+        u(0), needed without fidelity and constraint. With a fidelity only its mean counts, and only if the metric
+        conserves it; that of f by default.
     method : {'auto', 'direct', 'iterative'}
         Direct: the whole matrix, O(N^2) memory and O(N^3) time. Iterative: conjugate gradients where P is symmetric,
         GMRES otherwise. ``auto`` takes the direct one up to 1000 nodes for a P that is not symmetric, where the

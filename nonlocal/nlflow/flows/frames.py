@@ -36,7 +36,7 @@ def taken(place: Path, what: str) -> InputError:
 
 
 class Resumable(Tracker):
-    """Base of trackers that write files."""
+    """Base of `Frames` and `Film`, whose files a resumed run goes on with."""
 
     def __init__(
         self,

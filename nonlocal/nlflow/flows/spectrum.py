@@ -208,8 +208,10 @@ def own_eigenvalues(flow: LinearFlow, *, diffusion: bool = False) -> NDArray[Any
         free = _free(flow, n)
         operator = dense_operator(flow, diffusion=diffusion)[np.ix_(free, free)]
         if not np.isfinite(operator).all():
-            raise NumericalError(f"flow: the linear() of {type(flow).__name__} returns NaN or infinite values of finite "
-                                 "signals, so no limit of steps is known; mend it")  # fmt: skip
+            raise NumericalError(
+                f"flow: the linear() of {type(flow).__name__} returns NaN or infinite values of finite signals, so no "
+                "limit of steps is known; mend it"
+            )
         return np.asarray(np.linalg.eigvals(operator))
     product = _product(flow, np.ones(n), diffusion=diffusion)
     try:

@@ -440,8 +440,8 @@ class MarkovChain(Transitions):
     def walk(self, start: Any, steps: int, walkers: int, *, rng: Any = None, record: bool = False) -> Positions:
         """Simulate independent walkers.
 
-        The same seed gives the same walks for any number of threads. The first call builds tables in O(N^2) time and
-        memory, or O(edges) for a graph.
+        The same seed gives the same walks for any number of threads. The first call builds tables: O(edges) for a
+        graph, otherwise O(N^2) memory, and up to O(N^3) time where the affinity stores no matrix.
 
         Parameters
         ----------

@@ -216,8 +216,8 @@ def reconstruct(
     maxiter : int
         Most iterations with one strength.
     rtol : float
-        With one strength the loop stops when an iteration changes its state by at most this share of its size, which a slow
-        loop may do early: try a smaller one. Linear systems are solved to a tenth of `rtol`.
+        With one strength the loop stops when an iteration changes its state by at most this share of its size, which a
+        slow loop may do early: try a smaller one. Linear systems are solved to a tenth of `rtol`.
     progress : bool
         Progress bar on stderr.
 

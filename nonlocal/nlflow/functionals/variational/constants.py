@@ -17,7 +17,8 @@ _HALVINGS = 64
 def constants(jp: Jp, f: NDArray[np.floating], rigid: Floats, misfit: Misfit) -> tuple[Floats, float] | None:
     """Return the minimizer of J_1(u) + sum_i r_i g(u_i, f_i) and its value if it is found to be constant on parts.
 
-    That is so if a flow along edges, |q_ij| <= W_ij, has the divergence -r_i g'(u_i, f_i).
+    That is so if a flow along edges, |q_ij| <= W_ij without isotropy, has the divergence -r_i g'(u_i, f_i). Only flows
+    along a spanning tree are tried.
     """
     from scipy.sparse.csgraph import connected_components
 
