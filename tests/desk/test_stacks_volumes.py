@@ -256,9 +256,17 @@ def test_stores_that_are_refused(tmp_path: Path) -> None:
     image = about["attributes"]["ome"]["multiscales"][0]
     for change, message in (
         ({"axes": image["axes"][1:]}, "4 axes for 5 dimensions"),
-        ({"datasets": []}, "export it again"),
+        ({"datasets": []}, "multiscales without datasets that have a path"),
+        ({"datasets": ["scale0"]}, "multiscales without datasets that have a path"),
+        ({"datasets": [{"path": "/etc"}]}, "no array '/etc', which its metadata name as the first level"),
+        ({"datasets": [{"path": ""}]}, "no array ''"),
+        (
+            {"datasets": [image["datasets"][0] | {"coordinateTransformations": [{"type": "scale", "scale": [1]}]}]},
+            "a scale of 1 numbers for 5 axes",
+        ),
+        ({"axes": 5}, r"damaged or foreign file \(its parts contradict each other\)"),
         ({"datasets": [{"path": "../other"}]}, "the path '../other'"),
-        ({"datasets": [{"path": "gone"}]}, "export it again"),
+        ({"datasets": [{"path": "gone"}]}, "no array 'gone'"),
     ):
         about["attributes"]["ome"]["multiscales"] = [image | change]
         about.pop("consolidated_metadata", None)

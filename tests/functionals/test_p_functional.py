@@ -12,6 +12,7 @@ import pytest
 import nlflow as nl
 from nlflow import E, Ep, Gaussian, Grid, InputError, J, Jp, MemoryLimitError, NumericalError, Patch, Points, affinity
 from nlflow.affinities import SparseAffinity, TableStencil
+from nlflow.functionals.fidelity import MatrixFidelity
 from nlflow.functionals.variational import reweighted
 from nlflow.functionals.variational.jp import Graph
 from tests.covering import pairs
@@ -426,8 +427,11 @@ def test_bad_arguments() -> None:
         Ep(k, np.where(f == f.max(), np.nan, f), 1.0, 1.5)
     with pytest.raises(InputError, match=r"^fidelity: got -1"):
         Ep(k, f, -1.0, 1.5)
-    with pytest.raises(InputError, match=r"^fidelity: got matrices"):
-        Ep(k, f[..., None], np.ones((6, 5, 1, 1)), 1.5)
+    for wrong in (np.ones((6, 5, 1, 1)), np.ones(5)):
+        with pytest.raises(InputError, match=r"^fidelity: got shape .*, expected .* or \(6, 5\), one for each node$"):
+            Ep(k, f[..., None], wrong, 1.5)
+    with pytest.raises(InputError, match=r"^fidelity: got MatrixFidelity, expected a number or one for each node"):
+        Ep(k, f[..., None], MatrixFidelity(np.ones((6, 5, 1, 1))), 1.5)
     for p in (1, 1.5):
         with pytest.raises(InputError, match=r"^fidelity: got 0 at every node"):
             Ep(k, f, 0.0, p).minimizer()

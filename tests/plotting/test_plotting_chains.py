@@ -68,6 +68,12 @@ def test_one_way_and_no_decay() -> None:
     assert [line.get_linestyle() for line in middle.lines].count("--") == 1
 
 
+def test_several_closed_classes_have_no_gap() -> None:
+    figure = chain_figure({"pi": PI}, np.array([1.0, 1 - 1e-6, 0.5]))
+    assert figure.axes[1].get_title().endswith("= 1e-06")
+    assert chain_figure({"pi": PI}, np.array([1.0, 0.5, 1.0])).axes[1].get_title().endswith("= 0")
+
+
 @pytest.mark.slow
 def test_complex_eigenvalues_lie_in_the_plane() -> None:
     figure = chain_figure({"pi": PI}, TURNING)
@@ -122,6 +128,8 @@ def test_a_chain_that_forgets_at_once() -> None:
         ({"eigenvalues": np.eye(3)}, "eigenvalues: got shape"),
         ({"eigenvalues": np.ones(1)}, "eigenvalues: got shape"),
         ({"eigenvalues": np.array([1, np.nan])}, "eigenvalues: got shape"),
+        ({"eigenvalues": np.array([0.9, 0.5])}, "eigenvalues: got 0.9 as the nearest to 1, expected 1 among them"),
+        ({"eigenvalues": TURNING[1:]}, "expected 1 among them"),
         ({"decay": np.eye(3)}, "decay: got 2 dimension"),
         ({"decay": {"a": -PI}}, "decay 'a': got values from"),
         ({"decay": np.zeros(3)}, "not all 0"),

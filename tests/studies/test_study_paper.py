@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 import tomllib
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import pytest
 from matplotlib.mathtext import MathTextParser
 from matplotlib.text import Text
 
-from nlflow import FileFormatError, Gaussian, Grid, InputError, run_study
+from nlflow import FileFormatError, Gaussian, Grid, InputError, NlflowWarning, run_study
 from nlflow.plotting import bounds_figure, layers_figure, new_figure, rate_figure, render, survey_figure
 from nlflow.plotting.base import FORMATS
 from nlflow.plotting.paper import drawn
@@ -194,6 +195,17 @@ def test_styles(small: StudyResult, tmp_path: Path) -> None:
     sheet.write_text("# mine\naxes.titlesize: 5  # small\naxes.prop_cycle: cycler('color', ['ff0000', '00ff00'])\n")
     assert small.figure(style=sheet).axes[0].lines[0].get_color() == "#ff0000"
     assert dict(mpl.rcParams) == before
+
+
+@pytest.mark.slow
+def test_a_figure_without_room_for_its_panels_is_told_once(small: StudyResult, tmp_path: Path) -> None:
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        small.save(tmp_path / "new", width=2.5, style="ggplot")
+    (warning,) = told
+    assert isinstance(warning.message, NlflowWarning)
+    assert str(warning.message).startswith("width: got 2.5 inches, which leave no room for the panels")
+    assert warning.filename == __file__
 
 
 @pytest.mark.parametrize(

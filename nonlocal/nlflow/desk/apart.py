@@ -40,6 +40,8 @@ _LONGEST = 2**28  # bytes of the text of a reply
 _LARGE = 2**16  # bytes of an array that is not sent
 _PIPE = 2**20  # bytes that wait in a pipe
 _START = "import sys; sys.path[:] = {path!r}; from nlflow.desk.apart import serve; serve({library!r})"
+# What decoders stumble over in figures that cannot be, in words of their code.
+_SAY_NOTHING = (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError)
 _DAMAGED = "copy or export it again, or convert it with the program that made it"
 
 
@@ -461,9 +463,14 @@ def _serve_one(request: dict[str, Any], requests: BinaryIO, replies: BinaryIO) -
         except MemoryError:
             kind, content = "memory", None
         except Exception as error:  # a damaged file makes decoders fail in any way
-            kind, content = "foreign", str(error) or type(error).__name__
+            kind, content = "foreign", reason_of(error)
         reply = {"kind": kind, "content": None if kind == "end" else content}
         _send(replies, reply, requests if request["direct"] else None)
+
+
+def reason_of(error: Exception) -> str:
+    """Return what a decoder says of a file, without words of its code."""
+    return "its parts contradict each other" if isinstance(error, _SAY_NOTHING) else str(error) or type(error).__name__
 
 
 def _function(name: str) -> Callable[..., Any]:

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from nlflow.desk.apart import reason_of
 from nlflow.desk.foreign import check_links
 from nlflow.desk.formats import FORMATS, left_out
 from nlflow.desk.formats.axes import ARTICLES, laid_out
@@ -77,8 +78,6 @@ _PICTURES = ("png", "jpeg", "bmp", "webp", "pnm")  # which have one channel or t
 
 # Content of a format, and names that say more: camera raws are TIFF files, and MAT files of version 7.3 are HDF5.
 _ALIKE = (("tiff", "raw"), ("hdf5", "mat"))
-# What decoders stumble over in figures that cannot be, in words of their code.
-_SAY_NOTHING = (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError)
 #: One extension of each format that is written, for messages.
 WRITABLE = ", ".join(name for name in READABLE.split(", ") if FORMATS[format_of(Path(f"x{name}"))].written)
 
@@ -160,8 +159,7 @@ def load(path: str | os.PathLike[str], *, first_column: FirstColumn | None = Non
     except MemoryError as error:
         raise file_error(path, "more samples than memory can hold", expected, "crop or downsample it") from error
     except Exception as error:  # a damaged file makes decoders fail in any way: IndexError, struct.error, zlib.error
-        said = "its parts contradict each other" if isinstance(error, _SAY_NOTHING) else str(error)
-        got = f"a damaged or foreign file ({said or type(error).__name__})"
+        got = f"a damaged or foreign file ({reason_of(error)})"
         raise file_error(path, got, expected, "copy or export it again") from error
     data = media.data
     if data.dtype.kind not in "biuf":

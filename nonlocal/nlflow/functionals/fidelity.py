@@ -344,7 +344,7 @@ def _check_nodes(excess: Array, found: Any, remedy: str) -> None:
 _HINT = "0 switches the term off; to hold values exactly, give a constraint=Constraint(nodes, values)"
 
 
-def as_fidelity(given: Any, observed: Array, affinity: Affinity) -> Fidelity:
+def as_fidelity(given: Any, observed: Array, affinity: Affinity, *, matrices: bool = True) -> Fidelity:
     shape = affinity.domain.shape
     if isinstance(given, MatrixFidelity):
         _check_matrices((*given.nodes, given.width, given.width), observed, shape)
@@ -368,16 +368,15 @@ def as_fidelity(given: Any, observed: Array, affinity: Affinity) -> Fidelity:
     if not hasattr(given, "shape") or tuple(given.shape) == ():
         return NodeFidelity(check_number("fidelity", given, minimum=0, hint=_HINT))
     values = check_array("fidelity", given, hint=_HINT)
-    matrices = values.ndim == len(shape) + 2
-    if not matrices and tuple(values.shape) != shape:
-        raise InputError(
-            f"fidelity: got shape {tuple(values.shape)}, expected a number or {shape}, one for each node, or "
-            f"{(*shape, 'D', 'D')}, one matrix for each node"
-        )
+    many = matrices and values.ndim == len(shape) + 2
+    if not many and tuple(values.shape) != shape:
+        also = f", or {(*shape, 'D', 'D')}, one matrix for each node" if matrices else ""
+        got = tuple(values.shape)
+        raise InputError(f"fidelity: got shape {got}, expected a number or {shape}, one for each node{also}")
     if type(values) is not type(observed):
         same_kind("fidelity", values, observed)
     xp = namespace(values)
-    if matrices:
+    if many:
         _check_matrices(tuple(values.shape), observed, shape)
         return MatrixFidelity(values, dtype=observed.dtype)
     lowest = scalar(xp.min(values))

@@ -28,6 +28,7 @@ PALETTE = ("#0b5394", "#d1711c", "#009e73", "#cc79a7", "#56b4e9", "#4d4d4d")
 MARKERS = "osD^vP"
 COLUMNS = 3  # panels in a row
 FORMATS = ("pdf", "svg", "png")
+COLLAPSED = ".*axes sizes collapsed"  # what matplotlib warns of where it finds no layout
 BELOW = "below"  # of legends below a panel
 _SPARE = 1.5  # inches
 _NARROWEST = 2.9  # inches of a panel on paper: its legend has a line that names and tells a slope
@@ -191,6 +192,17 @@ def draw_line(axis: Axes, values: Array, part: slice, **style: Any) -> None:
         ends = [np.fmin.reduce(blocks, axis=1), np.fmax.reduce(blocks, axis=1)]  # without what is missing
         y = np.concatenate([np.stack(ends, axis=1).ravel(), y[full:]])
     axis.plot(x, y, **style)
+
+
+def fits(figure: Figure) -> bool:
+    """Lay out a figure, and return whether there is room for axes beside their words."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", COLLAPSED)
+        try:
+            figure.draw_without_rendering()
+        except UserWarning:
+            return False
+    return True
 
 
 def render(figure: Figure, form: str, *, outlines: bool = False) -> bytes:

@@ -21,6 +21,7 @@ _LOWEST = r"$\mu_\mathrm{min}$"
 _SHOWN = 28  # markers of one series
 _MANY = 50  # more eigenvalues get a logarithmic axis for their numbers
 _STRONGEST = 2.0  # growth in one step at which the colours end
+_NEAR_ONE = 1e-4  # of 1: rounding of single precision, and of matrices that are far from normal
 
 
 def chain_figure(
@@ -57,7 +58,11 @@ def chain_figure(
     mu = np.asarray(eigenvalues)
     if mu.ndim != 1 or mu.size < 2 or mu.dtype.kind not in "iufc" or not np.isfinite(mu).all():
         raise InputError(f"eigenvalues: got shape {mu.shape}, {mu.dtype}; expected at least two finite numbers")
-    second = float(np.sort(np.abs(np.delete(mu, np.argmin(np.abs(mu - 1)))))[-1])
+    first = int(np.argmin(np.abs(mu - 1)))
+    if abs(mu[first] - 1) > _NEAR_ONE:
+        raise InputError(f"eigenvalues: got {mu[first]:.6g} as the nearest to 1, expected 1 among them; give all of "
+                         "a chain with a stationary distribution, as of MarkovChain.eigenvalues()")  # fmt: skip
+    second = float(np.sort(np.abs(np.delete(mu, first)))[-1])
 
     columns = 2 if decay is None else 3
     figure = base.new_figure(4.5 * columns, 4.3, 120, title)

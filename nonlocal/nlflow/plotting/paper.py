@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import re
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nlflow.errors import InputError, check_choice, check_number, not_installed, shortened
+from nlflow.errors import InputError, check_choice, check_number, not_installed, shortened, warn_caller
 from nlflow.plotting import base
 
 if TYPE_CHECKING:
@@ -42,8 +43,16 @@ _PIECES = re.compile(r"\([^()\s]+ [^()\s]+\)|(?:(?<!\\)\$.*?(?<!\\)\$|\\\$|[^\s$
 
 def drawn(draw: Callable[[], Figure], *, width: float, style: str | os.PathLike[str] | None = None) -> Figure:
     with _styled(style) as colours, base.on_paper(base.Paper(_checked_width(width), colours)):
-        figure = draw()
-        settle(figure)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", base.COLLAPSED)  # it may fit when all labels are broken
+            figure = draw()
+            settle(figure)
+        if not base.fits(figure):
+            figure.set_layout_engine("none")
+            warn_caller(
+                f"width: got {width:g} inches, which leave no room for the panels beside their labels; use a wider "
+                "figure, or a style with smaller letters"
+            )
     return figure
 
 

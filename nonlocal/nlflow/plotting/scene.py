@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -55,20 +54,10 @@ class Scene:
         if not lines:
             self._figure.colorbar(axes[0].collections[0] if axes[0].collections else axes[0].images[0], ax=axes)
         self._figure.suptitle("t = 0")
-        self._titled = self._fits()
+        self._titled = base.fits(self._figure)
         self._figure.set_layout_engine("none")  # nothing moves from picture to picture
         if not self._titled:
             self._make_bare(axes)
-
-    def _fits(self) -> bool:
-        """Return whether there is room for axes beside their words."""
-        with warnings.catch_warnings():
-            warnings.filterwarnings("error", ".*axes sizes collapsed")
-            try:
-                self._figure.canvas.draw()
-            except UserWarning:
-                return False
-        return True
 
     def _make_bare(self, axes: list[Axes]) -> None:
         self._figure.suptitle("")

@@ -37,8 +37,9 @@ def perturbation(shape: tuple[int, ...], *, rng: Any = None, dtype: Any = np.flo
         known = None
     if known not in (np.float32, np.float64):
         raise InputError(f"dtype: got {dtype if known is None else known}, expected float32 or float64")
-    sizes = tuple(shape) if isinstance(shape, tuple | list) else (shape,)
-    sizes = tuple(check_integer("shape", n, minimum=0, hint="the numbers of samples along the axes") for n in sizes)
+    given: Any = shape
+    axes = tuple(given) if isinstance(given, tuple | list) else (given,)
+    sizes = tuple(check_integer("shape", n, minimum=0, hint="the numbers of samples along the axes") for n in axes)
     try:
         signs = check_generator(rng).integers(0, 2, sizes, dtype=np.int8)
     except ValueError as error:  # too many axes, or samples

@@ -56,14 +56,23 @@ def decode(path: Path) -> Media:
         names = ", ".join(sorted(name for name, _ in group.arrays())[:5]) or "none"
         raise file_error(path, f"a zarr group without multiscales (arrays in it: {names})", _EXPECTED, "name an array")
     multiscale = scales[0]
-    level = multiscale["datasets"][0]
+    levels = multiscale.get("datasets") if isinstance(multiscale, dict) else None
+    if not isinstance(levels, list) or not levels or not isinstance(levels[0], dict) or "path" not in levels[0]:
+        raise file_error(path, "multiscales without datasets that have a path", _EXPECTED, "export it again")
+    level = levels[0]
     if not isinstance(level["path"], str) or ".." in level["path"].split("/"):
         raise file_error(path, f"the path {level['path']!r} of its first level", _EXPECTED, "export it again")
-    array = group[level["path"]]
+    array = group.get(level["path"])
+    if not isinstance(array, zarr.Array):
+        got = f"no array {level['path']!r}, which its metadata name as the first level"
+        raise file_error(path, got, _EXPECTED, "copy or export it again")
     axes, units = _axes(path, multiscale, array.ndim)
     factors = [1.0] * array.ndim
     for transform in (*level.get("coordinateTransformations", ()), *multiscale.get("coordinateTransformations", ())):
         if transform.get("type") == "scale":
+            if len(transform["scale"]) != array.ndim:
+                got = f"a scale of {len(transform['scale'])} numbers for {array.ndim} axes"
+                raise file_error(path, got, _EXPECTED, "export it again")
             factors = [a * float(b) for a, b in zip(factors, transform["scale"], strict=True)]
     scale = {}
     for letter, factor, unit in zip(axes, factors, units, strict=True):
@@ -71,8 +80,8 @@ def decode(path: Path) -> Media:
         if letter in "TZYX" and value is not None and (unit or factor != 1):
             scale[letter] = value
     notes = []
-    if len(multiscale["datasets"]) > 1:
-        beside = [f"the {len(multiscale['datasets']) - 1} smaller level(s) of its pyramid", *beside]
+    if len(levels) > 1:
+        beside = [f"the {len(levels) - 1} smaller level(s) of its pyramid", *beside]
     if len(scales) > 1:
         beside.append(f"{len(scales) - 1} other multiscale(s)")
     if "labels" in group:

@@ -74,9 +74,10 @@ class Ep(Jp):
         super().__init__(affinity, p, isotropic=isotropic, memory_limit=memory_limit)
         self._memory_limit = memory_limit
         self._observed: NDArray[Any] = np.array(self.affinity.check_signal("observed", observed))
-        operator = as_fidelity(fidelity, self._observed, affinity)
+        operator = as_fidelity(fidelity, self._observed, affinity, matrices=False)
         if not isinstance(operator, NodeFidelity):
-            raise InputError("fidelity: got matrices, expected a number or one for each node; only E takes matrices")
+            got = type(operator).__name__
+            raise InputError(f"fidelity: got {got}, expected a number or one for each node; only E takes others")
         self._fidelity = operator.values
         if misfit is not None and not isinstance(misfit, Misfit):
             raise InputError(
