@@ -94,7 +94,7 @@ class Axes:
         return tuple(value for axis, value in enumerate(values) if axis not in (self.channel, self.batch))
 
     def place(self, name: str, value: Any) -> NDArray[np.bool_]:
-        """Return a mask of the spatial shape, True where it is not 0 in any channel."""
+        """Return a mask of the spatial shape, True where at least one channel is not 0."""
         shape_of(name, value)
         mask, told = marks_of(name, on_host(value))
         if told:

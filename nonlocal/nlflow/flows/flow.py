@@ -258,7 +258,7 @@ class Flow:
 
     @property
     def leaves_pending(self) -> bool:
-        """Whether `pending_energy` waits for no device."""
+        """Whether `pending_energy` waits for no device, the building of an evolving kernel aside."""
         return False
 
     def more_than(self, piece: str) -> str | None:

@@ -143,7 +143,9 @@ class FractionalLaplacian:
     Attributes
     ----------
     affinity : Affinity
-        Of k = K / 2 between the nodes inside; its domain is the grid, or `Points`.
+        Of k = K / 2 between the nodes inside, with K = C |x - y|^(-m-2s) exp(-tempering |x - y|) within the horizon,
+        another weight between nearest nodes, and a sum over all periods on a torus; its domain is the grid, or
+        `Points`.
     killing : array of shape ``domain.shape``
         kappa >= 0; zeros on a torus.
 

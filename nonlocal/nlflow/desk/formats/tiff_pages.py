@@ -78,10 +78,10 @@ def check_own(path: Path, tif: Any) -> None:
         if len(pages) < len(series.pages):
             got = f"{len(pages)} of {len(series.pages)} pages that its description tells of"
             raise file_error(path, got, "all of them", "copy or export it again")
-    told, held = _planes(path, tif)
-    if told != held:
+    described, held = _planes(path, tif)
+    if described != held:
         remedy = "export it again, or remove its description (TIFF tag 270), which contradicts its pages"
-        raise file_error(path, f"{held} page(s) and a description that tells of {told}", f"{told}", remedy)
+        raise file_error(path, f"{held} page(s) and a description that tells of {described}", f"{described}", remedy)
 
 
 def _planes(path: Path, tif: Any) -> tuple[int, int]:
