@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Any
 
@@ -209,6 +210,100 @@ def test_what_is_conserved_stays() -> None:
     told = stability(flow, found.u)
     assert (told.verdict, told.neutral) == ("stable", 2)
     assert told.margin == pytest.approx(relaxation_rate(flow), rel=1e-9)
+
+
+def apart(n: int = 5, m: int = 4) -> Floats:
+    """Symmetric weights of two connected components."""
+    k = np.zeros((n + m, n + m))
+    k[:n, :n], k[n:, n:] = np.random.default_rng(8).random((n, n)), np.random.default_rng(9).random((m, m))
+    return k + k.T
+
+
+@pytest.mark.parametrize("channels", [(), (2,)])
+@pytest.mark.parametrize("metric", ["l2", "degree"])
+def test_each_connected_component_keeps_its_mean(metric: str, channels: tuple[int, ...]) -> None:
+    points = nl.Points(np.arange(9.0), weights=np.random.default_rng(5).uniform(0.5, 2, 9))
+    functional = nl.J(nl.from_matrix(apart(), points))
+    flow = nl.GradientFlow(functional, metric)
+    start = np.random.default_rng(0).standard_normal((9, *channels))
+    found, count = find_equilibrium(flow, start), math.prod(channels)
+    assert found.success
+    m = np.asarray(flow.measure(start)).reshape(9, -1)[:, 0]
+    for part in (slice(0, 5), slice(5, 9)):
+        mean = np.tensordot(m[part], start[part], axes=1) / m[part].sum()
+        np.testing.assert_allclose(found.u[part], np.broadcast_to(mean, found.u[part].shape), rtol=0, atol=1e-12)
+    told = stability(flow, found.u, k=99)
+    assert (told.verdict, told.neutral, told.unstable) == ("stable", 2 * count, 0)
+    expected = np.sort(np.linalg.eigvals(dense_operator(flow)).real)[2:]
+    np.testing.assert_allclose(np.sort(-told.eigenvalues.real)[::count], expected, rtol=1e-9)
+    # With a fidelity on the first, or values that it takes, the mean of the second is left.
+    pulled = nl.E(functional.affinity, start, np.where(np.arange(9) < 5, 0.3, 0.0))
+    held = nl.GradientFlow(functional, metric, constraint=nl.Constraint([1], np.zeros((1, *channels))))
+    for other in (nl.GradientFlow(pulled, metric), held):
+        told = stability(other, find_equilibrium(other, start).u)
+        assert (told.verdict, told.neutral, told.unstable) == ("stable", count, 0)
+
+
+def test_components_beyond_those_of_a_matrix_keep_their_means() -> None:
+    n = equations_module.DENSE + 100
+    k = apart(n // 2 - 1, n - n // 2 - 1)
+    lone = np.zeros((n, n))
+    lone[: n - 2, : n - 2], lone[n - 2, n - 2], lone[n - 1, n - 1] = k, 1.0, 2.0
+    flow = nl.GradientFlow(nl.J(nl.from_matrix(lone, nl.Points(np.arange(float(n))))), "degree")
+    start = np.random.default_rng(0).standard_normal(n)
+    found = find_equilibrium(flow, start)
+    assert found.success
+    np.testing.assert_allclose(found.u[-2:], start[-2:], rtol=1e-14)
+    told = stability(flow, found.u, k=3)
+    assert (told.verdict, told.neutral, told.unstable) == ("stable", 4, 0)
+    expected = np.sort(np.linalg.eigvals(dense_operator(flow)).real)[4:7]
+    np.testing.assert_allclose(-told.eigenvalues.real, expected, rtol=1e-9)
+
+
+def test_what_channels_conserve_on_other_components_counts_once() -> None:
+    points = nl.Points(np.arange(9.0))
+    one, two = (nl.J(nl.from_matrix(k, points)) for k in (apart(), apart() + 0.1))
+    for functionals in ([one, two], [two, one]):
+        flow = nl.SystemFlow(functionals, np.eye(2))
+        told = stability(flow, np.ones((9, 2)))
+        assert (told.verdict, told.neutral, told.unstable) == ("stable", 3, 0)
+
+
+@pytest.mark.parametrize("transient", [False, True])
+@pytest.mark.parametrize("n", [9, 700])
+def test_attention_keeps_the_mean_in_its_stationary_law(n: int, transient: bool) -> None:
+    rng = np.random.default_rng(2)
+    k, start = rng.random((n, n)) ** 3, rng.standard_normal(n)
+    if transient:
+        k[n // 3 :, : n // 3] = 0
+    flow = nl.AttentionFlow(nl.from_matrix(k, nl.Points(np.arange(float(n)))))
+    moves = k / k.sum(axis=1, keepdims=True)
+    law = np.linalg.lstsq(np.vstack([np.eye(n) - moves.T, np.ones(n)]), np.r_[np.zeros(n), 1], rcond=None)[0]
+    found = find_equilibrium(flow, start)
+    assert found.success
+    assert "1 conserved mean" in found.message
+    np.testing.assert_allclose(found.u, law @ start, rtol=0, atol=1e-9)
+    told = stability(flow, found.u, k=2)
+    assert (told.verdict, told.neutral, told.unstable) == ("stable", 1, 0)
+    values = np.sort(np.linalg.eigvals(moves).real)[::-1] - 1
+    assert told.margin == pytest.approx(-values[1], rel=1e-8)
+    pulled = nl.AttentionFlow(flow.affinity, start, 0.3)
+    assert stability(pulled, nl.equilibrium(pulled).u, k=2).neutral == 0
+
+
+def test_attention_keeps_a_mean_of_each_component() -> None:
+    k = apart() * np.random.default_rng(3).random((9, 9))
+    told = stability(nl.AttentionFlow(nl.from_matrix(k, nl.Points(np.arange(9.0)))), np.ones(9), k=9)
+    assert (told.verdict, told.neutral, told.unstable) == ("stable", 2, 0)
+    values = np.sort(np.linalg.eigvals(k / k.sum(axis=1, keepdims=True)).real)[::-1] - 1
+    np.testing.assert_allclose(np.sort(told.eigenvalues.real)[::-1], values[2:], rtol=1e-9)
+
+
+def test_an_eigenvalue_within_its_error_is_not_unstable() -> None:
+    k = np.diag([0.0] * 9)
+    k[:3, :3], k[3:6, 3:6], k[6:] = 1.0, 2.0, 0.5  # two closed classes, of which one direction is known at most
+    told = stability(nl.AttentionFlow(nl.from_matrix(k, nl.Points(np.arange(9.0)))), np.ones(9))
+    assert (told.verdict, told.unstable) == ("cannot tell", 0)
 
 
 def test_a_pattern_on_a_circle_is_told_up_to_translation() -> None:

@@ -230,7 +230,7 @@ class Continuation:
         """Solve F_x v + F_q c = b, <row, (v, c)> = d, neutral directions left as they are."""
         equations = self.family.at(q)
         neutral = equations.neutral(x, ALMOST if bordered else NONE)
-        border = Border.of(equations, neutral).and_parameter(
+        border = Border.of(neutral).and_parameter(
             self.family.slope(x, q), equations.weights * row[0] / self.size**2, row[1]
         )
         answer = Tangent(equations, x).solve(b, border, np.append(np.zeros(neutral.count), d))
@@ -507,9 +507,9 @@ class Continuation:
         if len(x) > DENSE:
             return None
         root = equations.root
-        columns = root[:, None] * spectrum.neutral.columns
+        columns, rows = root[:, None] * spectrum.neutral.columns, spectrum.neutral.rows / root
         matrix = root[:, None] * equations.matrix(x) / root
-        matrix = matrix - 10 * np.abs(matrix).max() * columns @ columns.T
+        matrix = matrix - 10 * np.abs(matrix).max() * columns @ rows
         left = np.linalg.svd(matrix)[0][:, -null.shape[1] :]
         return np.asarray(root[:, None] * left)
 

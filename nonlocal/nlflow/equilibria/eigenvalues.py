@@ -25,7 +25,8 @@ _DIGITS = 1e-11  # residual of an iteration, relative to the Jacobian
 class Stability(Brief):
     """What the Jacobian at an equilibrium says of the flow near it.
 
-    Neutral directions are left out: those of what the flow conserves, and translations.
+    Neutral directions are left out: translations, and those of conserved means, one for each channel of a connected
+    component. A chain with several closed classes in a component, as of an `AttentionFlow`, conserves more.
 
     Attributes
     ----------
@@ -36,7 +37,8 @@ class Stability(Brief):
     error : float
         Of the largest real part: an estimate, for a self-adjoint Jacobian a bound.
     unstable : int
-        How many eigenvalues have positive real parts, beyond 600 unknowns of those that were computed.
+        How many eigenvalues have real parts above 0 by more than their error; beyond 600 unknowns of those that were
+        computed.
     eigenvalues : array of shape (k,), complex
         By decreasing real part.
     vectors : array of shape (k, ...), complex
@@ -132,7 +134,7 @@ def stability(flow: Flow, u: Any, k: int = 6) -> Stability:
 def _near_rest(equations: Equations, x: Floats) -> bool:
     """Whether one Newton step leads to where the Jacobian is the same, as it does near an equilibrium 0."""
     neutral = equations.neutral(x)
-    step = Tangent(equations, x).solve(-equations(x), Border.of(equations, neutral), np.zeros(neutral.count)).v
+    step = Tangent(equations, x).solve(-equations(x), Border.of(neutral), np.zeros(neutral.count)).v
     if not np.isfinite(step).all():
         return False
     probe = np.random.default_rng(3).standard_normal(len(x))
@@ -169,23 +171,23 @@ class Spectrum:
         skew = abs(float(w @ (root * image) - v @ (root * other)))
         symmetric = bool(skew <= 1e2 * noise * size * np.linalg.norm(v) * np.linalg.norm(w))
         away = 10 * size  # beyond most eigenvalues, whose root mean square is about `size`, if not beyond the largest
-        columns = root[:, None] * neutral.columns
+        columns, rows = root[:, None] * neutral.columns, neutral.rows / root
 
         def product(y: Floats) -> Floats:
             # In units in which the measure is that of the Euclidean inner product (Brauer's shift of eigenvalues).
-            return np.asarray(root * tangent.times(y / root) - away * (columns @ (columns.T @ y)))
+            return np.asarray(root * tangent.times(y / root) - away * (columns @ (rows @ y)))
 
         held = neutral.columns[:, :0]
         if moved:
             every = equations.neutral(x, math.inf).columns
-            known = neutral.columns @ ((equations.weights[:, None] * neutral.columns).T @ every)
+            known = neutral.columns @ (neutral.rows @ every)
             held = every[:, [equations.norm(v) > 0.5 for v in (every - known).T]]
         k += held.shape[1]
         if n <= DENSE:
             matrix = root[:, None] * tangent.matrix / root
             # Beyond each eigenvalue: one large degree among many small ones hardly shows in `size`.
             beyond = 2 * max(min(float(np.linalg.norm(matrix, kind)) for kind in (1, np.inf, "fro")), size)
-            matrix -= beyond * columns @ columns.T
+            matrix -= beyond * columns @ rows
             values, vectors, conditions = _all_pairs(matrix, symmetric)
             kept = slice(0, n - neutral.count)  # the others are those that were moved away
             values, vectors, conditions = values[kept], vectors[:, kept], conditions[kept]
@@ -201,7 +203,7 @@ class Spectrum:
             alike = np.abs((root * direction) @ vectors)
             left = np.arange(len(values)) != int(np.argmax(alike))
             values, vectors, residuals, off = values[left], vectors[:, left], residuals[left], off[left]
-        unstable = int(np.sum(values.real > 0))
+        unstable = int(np.sum(values.real > off))
         return cls(values, vectors / root[:, None], residuals, off, unstable, neutral, symmetric, size)
 
 

@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import Any, Self
 
 import numpy as np
+from numpy.typing import NDArray
 
 from nlflow._array import Array, Floats, check_untracked, constant_like, is_numpy, namespace, to_numpy
 from nlflow.domains import Grid
@@ -19,6 +20,8 @@ from nlflow.flows.integrators.exponential import modes_of
 from nlflow.flows.linear import LinearFlow
 from nlflow.flows.spectrum import dense_operator
 from nlflow.flows.sphere import SphereFlow
+from nlflow.flows.systems import SystemFlow
+from nlflow.functionals.constraint import components_of
 from nlflow.functionals.krylov import gmres
 
 DENSE = 600
@@ -29,6 +32,8 @@ ALMOST, NONE = 1e-2, -1.0
 """Of the Jacobian: what a grid may hold a pattern by that is not moved along it; and for patterns that are moved."""
 _NEUTRAL = 1e-6  # of the Jacobian: what a neutral direction may be moved by
 _MOST, _RESTART = 2000, 80  # products of one linear system, and of one of its Krylov spaces
+_PUSHES = 400  # of laws by P, to find the stationary one
+_ENTRIES = 2**25  # numbers that neutral directions of components may have beyond `DENSE` unknowns
 
 
 def check_autonomous(flow: Any, name: str = "flow") -> Flow:
@@ -258,25 +263,98 @@ class Equations:
     # ---- neutral directions
 
     @cached_property
-    def invariants(self) -> list[Floats]:
-        """Directions a such that sum_i m_i a_i u_i is conserved."""
-        if not self.free.all():
-            return []
+    def invariants(self) -> list[tuple[Floats, Floats]]:
+        """Pairs l, a such that l @ x is conserved, l @ a = 1, and a is constant on connected components."""
         domain = self.flow.affinity.domain
-        items, channels = math.prod(domain.leading), len(self) // domain.size
-        moved = [self.weights * self(self._probe(seed)) for seed in range(channels + 2)]
-        parts = np.array(moved).reshape(len(moved), items, -1, channels)
-        totals = np.abs(parts).sum(axis=(2, 3))
-        if not (np.isfinite(totals).all() and (totals > 0).all()):
+        channels = self._held.size // domain.size
+        if not len(self):
             return []
-        allowed, found = 1e-5 if self.single else 1e-11, []
-        for item in range(items):
-            _, sizes, mixes = np.linalg.svd(parts[:, item].sum(axis=1) / totals[:, item, None])
-            for mix in mixes[sizes <= allowed]:
-                direction = np.zeros(parts.shape[1:])
-                direction[item] = mix
-                found.append(direction.ravel())
+        probes = [self(self._probe(seed)) for seed in range(channels + 2)]
+        moved = np.reshape(probes, (len(probes), -1, channels))
+        if not (np.isfinite(moved).all() and moved.any(axis=(1, 2)).all()):
+            return []
+        items = self._of_nodes(np.arange(domain.size) // (domain.size // math.prod(domain.leading)))
+        (parts, *others), weights = self._partitions(items), self.weights.reshape(-1, channels)
+        # Below, what is left of a component is rounding, as it is of a node without neighbours.
+        floor = 1e-3 * self.cancelling(self._probe(0)) if others else 0.0
+        each = [self._conserved(moved, part, weights, floor) for part in parts]
+        if not all(each) and (laws := self._laws(parts)) is not None:
+            laws = np.repeat(laws[:, None], channels, axis=1)
+            each = [one or self._conserved(moved, part, laws, floor) for one, part in zip(each, parts, strict=True)]
+        found = [pair for one in each for pair in one]
+        for part in (part for parts in others for part in parts):
+            for law, a in self._conserved(moved, part, weights, floor):
+                self._add(found, law, a)
         return found
+
+    def _conserved(
+        self, moved: Floats, part: NDArray[np.intp], weights: Floats, floor: float
+    ) -> list[tuple[Floats, Floats]]:
+        """Return pairs l, a of a part of the nodes, l being the weights times a; `moved` is du/dt of some signals."""
+        allowed = 1e-5 if self.single else 1e-11
+        own = weights[part]
+        parts = own * moved[:, part]
+        totals = np.maximum(np.abs(parts).sum(axis=(1, 2)), floor * float(np.abs(own).sum()))
+        if not (totals > 0).all():
+            return []
+        _, sizes, mixes = np.linalg.svd(parts.sum(axis=1) / totals[:, None])
+        found = []
+        for mix in mixes[sizes <= allowed]:
+            law, direction = np.zeros((2, *moved.shape[1:]))
+            law[part], direction[part] = own * mix, mix
+            size = self.norm(direction.ravel())
+            mass = float(np.sum(law * direction))
+            if size > 0 and mass > 0:
+                found.append((law.ravel() * size / mass, direction.ravel() / size))
+        return found
+
+    def _of_nodes(self, values: NDArray[Any]) -> NDArray[Any]:
+        """Return one value for each node that is free."""
+        nodes = self.flow.affinity.domain.size
+        return values.reshape(nodes)[self.free.reshape(nodes, -1)[:, 0]]
+
+    def _partitions(self, items: NDArray[Any]) -> list[list[NDArray[np.intp]]]:
+        """Return the free nodes by connected components of each affinity, if not too many, and by items of a batch."""
+        flow = self.flow
+        affinities = [one.affinity for one in flow.functionals] if isinstance(flow, SystemFlow) else [flow.affinity]
+        known = [components_of(one) for one in dict.fromkeys(affinities)]
+        found: list[list[NDArray[np.intp]]] = []
+        for labels in (*(self._of_nodes(one) for one in known if one is not None), items):
+            names, numbers = np.unique(labels, return_inverse=True)
+            if labels is not items and len(self) > DENSE and len(names) * len(self) > _ENTRIES:
+                continue
+            parts = np.split(np.argsort(numbers, kind="stable"), np.cumsum(np.bincount(numbers))[:-1])
+            if not any(len(parts) == len(one) and all(map(np.array_equal, parts, one)) for one in found):
+                found.append(parts)
+        return found
+
+    def _laws(self, parts: list[NDArray[np.intp]]) -> Floats | None:
+        """Return the stationary law of P in each connected component, where pi P = pi is what a flow conserves."""
+        flow = self.flow
+        if not isinstance(flow, LinearFlow) or flow.evolving or flow.affinity.symmetric or not self.free.all():
+            return None
+        if flow.fidelity is not None or flow.terms.reaction is not None or not isinstance(flow.rate, float):
+            return None
+        affinity, nodes = flow.affinity, flow.affinity.domain.size
+        labels, mass = np.zeros(nodes, np.intp), np.zeros(nodes)
+        for number, part in enumerate(parts):
+            labels[part], mass[part] = number, 1 / len(part)
+
+        def system(law: Floats) -> Floats:
+            """Return law (I - P) and what makes the mass of each component count, shape (N, D)."""
+            signal = affinity.as_signal(law.reshape(*affinity.domain.shape, -1))
+            pushed = np.asarray(to_numpy(affinity._push(signal)), np.float64).reshape(law.shape)
+            sums = np.stack([np.bincount(labels, one, len(parts)) for one in law.T], axis=1)
+            return law - pushed + mass[:, None] * sums[labels]
+
+        try:
+            if nodes <= DENSE:
+                return np.asarray(np.linalg.solve(system(np.eye(nodes)), mass), np.float64)
+            rtol = self.rounding if self.single else 10 * self.rounding
+            solved = gmres(system, mass[:, None], None, rtol=rtol, maxiter=_PUSHES, restart=_RESTART)
+            return np.asarray(solved.x[:, 0], np.float64)
+        except (NumericalError, np.linalg.LinAlgError):  # several closed classes, or rounding
+            return None
 
     def _probe(self, seed: int) -> Floats:
         """Return a signal near the start that varies as noise does."""
@@ -318,7 +396,7 @@ class Equations:
         return result
 
     def neutral(self, x: Floats, within: float = _NEUTRAL) -> Neutral:
-        found = [a / self.norm(a) for a in self.invariants]
+        found = list(self.invariants)
         conserved = len(found)
         translations = self.translations(x)
         if translations:
@@ -328,19 +406,27 @@ class Equations:
                 slope = slope / self.norm(slope)
                 if self.norm(self.times(x, slope)) > within * size:
                     continue
-                for other in found:
-                    slope = slope - self.inner(other, slope) * other
-                if (left := self.norm(slope)) > 1e-3:
-                    found.append(slope / left)
-        columns = np.stack(found, axis=1) if found else np.zeros((len(x), 0))
-        return Neutral(columns, conserved)
+                self._add(found, self.weights * slope, slope)
+        if not found:
+            return Neutral(np.zeros((len(x), 0)), np.zeros((0, len(x))), 0)
+        rows, columns = zip(*found, strict=True)
+        return Neutral(np.stack(columns, axis=1), np.stack(rows), conserved)
+
+    def _add(self, found: list[tuple[Floats, Floats]], row: Floats, column: Floats) -> None:
+        """Add a pair to others, of which it keeps what they have not."""
+        for law, other in found:
+            row, column = row - (row @ other) * law, column - (law @ column) * other
+        if (left := self.norm(column)) > 1e-3:
+            column = column / left
+            found.append((row / (row @ column), column))
 
 
 @dataclass(frozen=True)
 class Neutral:
-    """Neutral directions: columns, orthonormal in the measure, conserved ones first."""
+    """Neutral directions as columns, conserved ones first; rows @ columns = 1, rows tell what is conserved."""
 
     columns: Floats
+    rows: Floats
     conserved: int
 
     @property
@@ -364,9 +450,8 @@ class Border:
     corner: Floats
 
     @classmethod
-    def of(cls, equations: Equations, neutral: Neutral) -> Border:
-        rows = (equations.weights[:, None] * neutral.columns).T
-        return cls(neutral.columns, rows, np.zeros((neutral.count, neutral.count)))
+    def of(cls, neutral: Neutral) -> Border:
+        return cls(neutral.columns, neutral.rows, np.zeros((neutral.count, neutral.count)))
 
     def and_parameter(self, column: Floats, row: Floats, corner: float) -> Border:
         k = len(self.corner)

@@ -81,7 +81,7 @@ class Search(Brief):
         """Return a Newton step, and keep what it says: how far x is off, infinite where there is none."""
         equations = self.equations
         neutral = equations.neutral(x, ALMOST if bordered else NONE)
-        answer = Tangent(equations, x).solve(-value, Border.of(equations, neutral), np.zeros(neutral.count))
+        answer = Tangent(equations, x).solve(-value, Border.of(neutral), np.zeros(neutral.count))
         self.singular = answer.singular
         # Of a singular matrix what is left may lie where it moves nothing; the solution of least squares counts.
         moved = equations.norm(answer.v) if answer.residual <= 0.9 or answer.singular else math.inf
@@ -94,7 +94,7 @@ class Search(Brief):
         probe = np.random.default_rng(0).standard_normal(len(x))
         rate = equations.norm(equations.times(x, probe)) / equations.norm(probe)
         step = 1 / rate if rate > 0 else 1.0
-        none = Border.of(equations, Neutral(np.zeros((len(x), 0)), 0))
+        none = Border.of(Neutral(np.zeros((len(x), 0)), np.zeros((0, len(x))), 0))
         for _ in range(maxiter):
             if self.residual(x, value) <= self.rtol:
                 break
@@ -135,7 +135,7 @@ class Search(Brief):
                 "...), take method='transient', or raise maxiter or rtol"
             )
         neutral = equations.neutral(self.x)
-        moved = max((abs(equations.inner(a, self.x - equations.start)) for a in equations.invariants), default=0.0)
+        moved = max((abs(float(law @ (self.x - equations.start))) for law, _ in equations.invariants), default=0.0)
         if success and moved > 1e-6 * max(equations.norm(equations.start), equations.norm(self.x)):
             words.append(
                 f"what the flow conserves has changed by {moved:.3g}: start from a signal with the mean wanted"
