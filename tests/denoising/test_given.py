@@ -14,7 +14,10 @@ from PIL import Image
 from nlflow import InputError, NlflowWarning, denoise, estimate_noise, estimate_sigma
 from nlflow.denoising.given import Beside, find_nodata, refuse_unordered
 from nlflow.denoising.large import denoise_array
+from nlflow.denoising.large.arrays import denoised
 from nlflow.denoising.large.stream import denoise_frames, surveyed
+from nlflow.denoising.options import Options
+from nlflow.desk.formats.tiff_pages import NODATA, no_data
 from tests.commands import fails, run
 from tests.pictures import Floats, noisy, waves
 
@@ -349,7 +352,7 @@ def test_tensors_take_nan_as_arrays_do() -> None:
 @pytest.mark.parametrize(
     ("kind", "told", "nodata"),
     [("f4", "-9999", -9999), ("f4", "-3.4028234663852886e+38", np.finfo("f4").min), ("i2", "-32768", -32768),
-     ("u1", "0", 0)],
+     ("u1", "0", 0), ("i8", "9223372036854775807", 2**63 - 1), ("f4", "-inf", -np.inf)],
 )  # fmt: skip
 def test_no_data_of_a_geotiff_stays_and_its_tag_stays_true(tmp_path: Any, kind: str, told: str, nodata: float) -> None:
     value = np.rint(NOISY).astype(kind)
@@ -364,6 +367,43 @@ def test_no_data_of_a_geotiff_stays_and_its_tag_stays_true(tmp_path: Any, kind: 
         written = out.asarray()
     np.testing.assert_array_equal(written == value.dtype.type(nodata), value == value.dtype.type(nodata))
     assert not np.array_equal(written, value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "told", "meant", "data"),
+    [
+        ("i8", "9007199254740993", [2**53 + 1], [2**53, 2**53 + 2]),
+        ("i8", "9223372036854775807", [2**63 - 1], [2**63 - 1024]),
+        ("u8", b"18446744073709551615\0", [2**64 - 1], [2**64 - 2048]),
+        ("u8", "18446744073709551616", [], [2**64 - 1]),
+        ("i2", "-9.999e+03", [-9999], [-9998]),
+        ("u1", "-1", [], [255]),
+        ("u1", "0.5", [], [0, 1]),
+        ("u1", "inf", [], [255]),
+        ("f4", "inf", [np.inf], [-np.inf, 1]),
+        ("f4", "-1.79769313486231e+308", [-np.inf, np.finfo("f4").min], [-3e38]),
+        ("f8", "-1.79769313486232e+308", [-np.inf, np.finfo("f8").min], [np.inf, -1.79e308, np.nan]),
+        ("f8", "nan", [], [np.nan, 0]),
+        ("f8", "none", [], [np.nan, 0]),
+        ("f8", -9999.0, [-9999], [np.nan, 0]),
+    ],
+)
+def test_no_data_tags_mean_values_of_the_type_of_the_samples(kind: str, told: Any, meant: Any, data: Any) -> None:
+    found = no_data([(NODATA, 2, 0, told, True)], np.array([*meant, *data], kind))
+    assert np.flatnonzero(found if found is not None else []).tolist() == list(range(len(meant)))
+
+
+@pytest.mark.parametrize("nodata", [np.int64(2**63 - 1), np.finfo("f4").min])
+def test_blocks_keep_the_largest_values_where_they_stand_for_no_data(nodata: Any) -> None:
+    dask = pytest.importorskip("dask.array")
+    value = np.rint(NOISY).astype(nodata.dtype)
+    value[HOLE] = nodata if value.dtype.kind == "i" else -np.inf
+    found, info, _ = denoised(dask.from_array(value), 5.0, Options(), quality="pixels", nodata=nodata)
+    result = found.compute()
+    np.testing.assert_array_equal(result[HOLE], value[HOLE])
+    assert f"{np.count_nonzero(HOLE)} samples" in info.given[0]
+    filled = denoise(np.where(HOLE, 0, value).astype(float), 5.0, quality="pixels", mask=HOLE)
+    assert np.abs(result - filled)[~HOLE].max() <= 0.51
 
 
 def test_what_is_transparent_counts_for_nothing(tmp_path: Any) -> None:

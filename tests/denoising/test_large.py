@@ -657,6 +657,11 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     assert "for an OUT that ends in .zarr" in run("denoise", "in.npy", "out.npy", "--scheduler", "local", code=2).stderr
 
 
+def test_a_tiff_file_of_int64_has_the_dtype_that_zarr_knows(tmp_path: Path) -> None:
+    tifffile.imwrite(tmp_path / "in.tif", np.zeros((40, 40), np.int64))
+    assert open_image(tmp_path / "in.tif")[0].dtype.char == np.dtype(np.int64).char
+
+
 def test_an_array_of_too_many_blocks_is_refused(tmp_path: Path) -> None:
     zarr.create_array(tmp_path / "a.zarr", shape=(10**9, 10**9), chunks=(10, 10), dtype="u1")
     with pytest.raises(

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from nlflow._array import is_tensor
 from nlflow.denoising.layout import Axes, shape_of
-from nlflow.domains.samples import as_signal
+from nlflow.domains.samples import as_signal, has_value
 from nlflow.errors import InputError
 
 Array = NDArray[Any]
@@ -75,6 +75,8 @@ def as_given(image: Any, axes: Axes, mask: Any = None, known: Known | None = Non
         lost = hidden
         told.append(f"{_count(hidden)} masked, and stay as they are")
     if bad.any():
+        if known is not None and known.nodata is not None:
+            lost = lost | (bad & has_value(array, known.nodata))
         nan = np.isnan(array) & ~lost
         _refuse_infinite(bad & ~np.isnan(array) & ~lost & ~_everywhere(asked, axes), known is None)
         nan &= ~_everywhere(asked, axes)
@@ -85,7 +87,7 @@ def as_given(image: Any, axes: Axes, mask: Any = None, known: Known | None = Non
     found = _in_pixels(lost & ~empty, axes)
     guessed, opacity = "", None
     if known is not None and known.nodata is not None:
-        found = found | _all_are(array, known.nodata, axes.channel)
+        found = found | all_are(array, known.nodata, axes.channel)
     elif known is None and mask is None:
         at = None if not found.any() else found
         nodata, why = find_nodata(array, axes.channel, at)
@@ -241,7 +243,7 @@ def find_nodata(array: Array, channel: int | None, absent: Mask | None = None) -
     some = some_of(array if absent is None else present)  # without a copy where nothing is missing
     for value in candidates(some, present.min(), present.max()):
         if why := Beside.of(value, array, channel, absent).why(some):
-            at = _all_are(array, value, channel)
+            at = all_are(array, value, channel)
             return (at if absent is None else at & ~absent), why
     return None, ""
 
@@ -260,9 +262,10 @@ def least_count(value: Any) -> int:
     return 1 if float(value) in _SENTINELS else _LEAST
 
 
-def _all_are(array: Array, value: Any, channel: int | None) -> Mask:
+def all_are(array: Array, value: Any, channel: int | None) -> Mask:
     """Return which pixels have a value in all of their channels."""
-    return np.asarray(array == value if channel is None else (array == value).all(axis=channel))
+    at = has_value(array, value)
+    return at if channel is None else np.asarray(at.all(axis=channel))
 
 
 @dataclass(frozen=True)
@@ -284,7 +287,7 @@ class Beside:
 
     @classmethod
     def of(cls, value: Any, array: Array, channel: int | None, absent: Mask | None = None) -> Beside:
-        pixels, at = array if channel is None else np.moveaxis(array, channel, -1), _all_are(array, value, channel)
+        pixels, at = array if channel is None else np.moveaxis(array, channel, -1), all_are(array, value, channel)
         at = at if absent is None else at & ~absent
         others = pixels[~at] if absent is None else pixels[~(at | absent)]
         whole, alone, beside = at.copy(), ~at, np.zeros(at.shape, bool)

@@ -479,6 +479,11 @@ def stored(data: Array, dtype: np.dtype[Any], form: str, bits: int | None) -> Ar
     return rounded(data if bits is None else np.clip(data, 0, 2**bits - 1), dtype)
 
 
+def _kept(values: Array, media: Media) -> Array:
+    """Return what is stored with missing samples to the bit: floats do not hold all integers."""
+    return media.restored(values) if values.dtype == media.data.dtype else values
+
+
 def write(target: str | os.PathLike[str] | Writing, data: Array, media: Media) -> None:
     """Write a result of the units and the shape of ``media.data`` as that is stored; NPY, NPZ and CSV get floats."""
     writing = writing_of(target)
@@ -489,10 +494,10 @@ def write(target: str | os.PathLike[str] | Writing, data: Array, media: Media) -
         raise InputError(f"data: got shape {data.shape}, expected {media.data.shape} as in {media.path}")
     data = media.restored(data)
     if media.format == "frames" and not format_of(path):
-        _write_frames(writing, stored(data, media.data.dtype, "", None), media)
+        _write_frames(writing, _kept(stored(data, media.data.dtype, "", None), media), media)
         return
     form = _known_format(path)
-    values = stored(data, media.data.dtype, form, media.bits)
+    values = _kept(stored(data, media.data.dtype, form, media.bits), media)
     if media.axes and form not in _PICTURES:
         if form in ARRAYS and media.format in ARRAYS:
             values = values.reshape(media.stored_shape)

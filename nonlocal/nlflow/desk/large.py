@@ -193,7 +193,7 @@ def _tiff(path: Path, wanted: str | None) -> tuple[tuple[int, ...], np.dtype[Any
             check_own(path, tif)
             page: Any = tif.pages[0]
             series, count = tif.series[0], len(tif.series)
-            axes, shape, dtype = series.axes, tuple(map(int, series.shape)), np.dtype(series.dtype)
+            axes, shape, dtype = series.axes, tuple(map(int, series.shape)), np.dtype(series.dtype.str)
             plain = int(page.photometric) in (1, 2) and not any(map(int, page.extrasamples))
             stored = tuple(map(int, page.chunks))
     except FileFormatError:

@@ -75,6 +75,15 @@ def finish(image: Any, result: NDArray[Any], preserve_range: bool) -> NDArray[An
     return values
 
 
+def has_value(samples: NDArray[Any], value: Any) -> NDArray[np.bool_]:
+    """Return which samples have a value; the largest floats of either sign stand for the infinities too."""
+    if samples.dtype.kind == "f":
+        ends = np.finfo(samples.dtype)
+        if value in (ends.min, ends.max):
+            return np.asarray(samples <= value if value < 0 else samples >= value)
+    return np.asarray(samples == value)
+
+
 def rounded(values: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
     limits = np.iinfo(dtype)
     # The float next to 2^63 - 1 is 2^63, which would wrap: the largest float that fits is the one below.

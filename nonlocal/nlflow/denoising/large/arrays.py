@@ -17,6 +17,7 @@ from nlflow.backends.threads import one_loop_thread
 from nlflow.denoising.frame import Frame, Part, Spread, is_by_pixels, live_of, units_of
 from nlflow.denoising.given import (
     Known,
+    all_are,
     as_given,
     refuse_unordered,
 )
@@ -420,8 +421,16 @@ def _denoised(
     block_id: tuple[int, ...],
 ) -> Array:  # fmt: skip
     """Return a block of the result, from it with its halo."""
-    result = denoise_part(block, *place(cut, frame.halo, frame.axes.without(block_id)), frame, memory_limit)
-    return rounded(result, into) if into.kind in "iu" else result.astype(into, copy=False)
+    corner, inner = place(cut, frame.halo, frame.axes.without(block_id))
+    result = denoise_part(block, corner, inner, frame, memory_limit)
+    if into.kind not in "iu":
+        return result.astype(into, copy=False)
+    result = rounded(result, into)
+    if frame.known is not None and frame.known.nodata is not None:  # which floats may not hold
+        own, channel = _cut(block, inner, frame.axes), frame.axes.channel
+        at = all_are(own, frame.known.nodata, channel)
+        result = np.where(at if channel is None else np.expand_dims(at, channel), own, result)
+    return result
 
 
 @underflowing
@@ -438,10 +447,14 @@ def denoise_part(
     result = part.samples
     if not frame.idle:
         result = part.result(_estimate(part, corner, frame, memory_limit, alone), frame)
+    return np.array(_cut(part.restore(result), inner, frame.axes))
+
+
+def _cut(values: Array, inner: tuple[slice, ...], axes: Axes) -> Array:
     own = list(inner)
-    if frame.axes.channel is not None:
-        own.insert(frame.axes.channel, slice(None))
-    return np.array(part.restore(result)[tuple(own)])
+    if axes.channel is not None:
+        own.insert(axes.channel, slice(None))
+    return values[tuple(own)]
 
 
 @underflowing

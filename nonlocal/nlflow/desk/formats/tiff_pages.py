@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from nlflow.desk.formats.media import Array
+from nlflow.domains.samples import has_value
 from nlflow.errors import file_error
 
 # Tags that stay true of a result: texts (with the camera's name, date, author and rights), what GDAL and GeoTIFF say of
@@ -195,17 +196,35 @@ def kept_tags(tags: Any, without: int = 0) -> list[tuple[Any, ...]]:
 def no_data(tags: list[tuple[Any, ...]], data: Array) -> Array | None:
     """Return where samples have the value of GDAL's tag for missing data; None without such a value, and for NaN."""
     value = no_data_value(next((value for code, _, _, value, _ in tags if code == NODATA), None), data.dtype)
-    return None if value is None else data == value
+    return None if value is None else has_value(data, value)
 
 
 def no_data_value(told: Any, dtype: np.dtype[Any]) -> Any:
+    """Return the value of a tag in the dtype of the samples, None for NaN; of floats the nearest finite one."""
+    text = (told.decode("latin-1") if isinstance(told, bytes) else str(told)).strip("\0 ")
+    if dtype.kind in "iu":  # of which no value but its own stands for anything
+        value, ends = _whole(text), np.iinfo(dtype)
+        return None if value is None or not ends.min <= value <= ends.max else dtype.type(value)
+    number = _number(text)
+    if dtype.kind != "f":
+        return dtype.type(number) if number in (0, 1) else None
+    # 15 digits of the lowest float64 are below it.
+    return None if math.isnan(number) else dtype.type(np.clip(number, np.finfo(dtype).min, np.finfo(dtype).max))
+
+
+def _whole(text: str) -> int | None:
     try:
-        value = float(told.strip(b"\0 ") if isinstance(told, bytes) else told.strip("\0 ") if told else "nan")
-        own = dtype.type(value)
-    except (ValueError, OverflowError):
-        return None
-    # Of an integer type no value but its own stands for anything.
-    return own if math.isfinite(value) and (dtype.kind == "f" or float(own) == value) else None
+        return int(text)
+    except ValueError:
+        number = _number(text)
+    return int(number) if number.is_integer() else None
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
 
 
 def _resolution(tags: Any) -> dict[str, Any]:
