@@ -306,6 +306,18 @@ def test_an_eigenvalue_within_its_error_is_not_unstable() -> None:
     assert (told.verdict, told.unstable) == ("cannot tell", 0)
 
 
+@pytest.mark.parametrize("closed", [0, 1, 2])
+def test_classes_that_walkers_do_not_leave_are_not_overlooked_by_iteration(closed: int) -> None:
+    n, rng = 700, np.random.default_rng(1)
+    k = np.where(rng.random((n, n)) < 6e-3, rng.random((n, n)), 0.0) + np.eye(n)
+    k[:closed] = np.eye(n)[:closed]
+    zeros = np.count_nonzero(np.abs(np.linalg.eigvals(k / k.sum(axis=1, keepdims=True)) - 1) < 1e-9)
+    assert zeros > 1 + closed
+    told = stability(nl.AttentionFlow(nl.from_matrix(k, nl.Points(np.arange(float(n))))), np.ones(n), k=4)
+    assert (told.verdict, told.unstable) == ("cannot tell", 0)
+    assert abs(told.eigenvalues[0]) <= told.error
+
+
 def test_a_pattern_on_a_circle_is_told_up_to_translation() -> None:
     grid = nl.Grid(256, spacing=1 / 256, boundary="periodic")
     flow = nl.GradientFlow(nl.J(nl.affinity(nl.Gaussian(0.2), grid)), "degree", reaction=nl.AllenCahn(0.6))

@@ -194,9 +194,9 @@ class Spectrum:
             residuals = np.linalg.norm(matrix @ vectors - values * vectors, axis=0)
         else:
             digits = max(_DIGITS, 10 * noise)
-            values, vectors, residuals = _some_pairs(product, n, k, symmetric, digits)
+            values, vectors, residuals = _some_pairs(product, n, k, symmetric, digits, size)
             while len(values) < _MOST and values.real.min() > 0:
-                values, vectors, residuals = _some_pairs(product, n, 2 * len(values), symmetric, digits)
+                values, vectors, residuals = _some_pairs(product, n, 2 * len(values), symmetric, digits, size)
             conditions = np.ones(len(values))
         off = conditions * (residuals + 10 * noise * size)
         for direction in held.T:
@@ -225,11 +225,13 @@ def _all_pairs(matrix: Floats, symmetric: bool) -> tuple[NDArray[Any], NDArray[A
 
 
 def _some_pairs(
-    product: Callable[[Floats], Floats], n: int, k: int, symmetric: bool, digits: float
+    product: Callable[[Floats], Floats], n: int, k: int, symmetric: bool, digits: float, size: float
 ) -> tuple[NDArray[Any], NDArray[Any], Floats]:
+    # ARPACK asks for digits relative to an eigenvalue, and drops those of 0 that it finds to no such digits.
+    shift = 0.0 if symmetric else size
     try:
         values, vectors, residuals = extreme_pairs(
-            product,
+            lambda y: product(y) + shift * y,
             n,
             "LA" if symmetric else "LR",
             min(k, n - 2),
@@ -242,5 +244,6 @@ def _some_pairs(
             f"u: {k} eigenvalues of the Jacobian were not found by iteration; ask for more (k) or at most {DENSE} "
             f"unknowns, where all are computed ({error})"
         ) from error
+    values = values - shift
     order = np.lexsort((values.imag < 0, -values.real))
     return values[order] + 0j, vectors[:, order] + 0j, residuals[order]
