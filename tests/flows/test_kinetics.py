@@ -13,7 +13,7 @@ from scipy.integrate import solve_ivp
 import nlflow as nl
 from nlflow.errors import InputError
 from nlflow.testing import check_integrator
-from tests.problems import Floats
+from tests.problems import Floats, torch_on_one_thread
 
 pytestmark = pytest.mark.numerical
 
@@ -120,6 +120,68 @@ def test_time_places_and_averages() -> None:
     counted = nl.solve(plain + both, start, t=2.0, integrator=nl.ExplicitEuler(0.1))
     assert counted.stats["applications"] == 40
     assert seen.bound == pytest.approx(8.0)
+
+
+@pytest.mark.parametrize("kind", ["numpy", "torch"])
+def test_coordinates_broadcast_with_channels(kind: str) -> None:
+    """Channels of signals move as alone, also where there are as many as nodes: function, derivative and potential."""
+    for shape, channels in (((4, 5), 3), ((4,), 4)):
+        grid = nl.Grid(shape)
+        start = np.random.default_rng(1).random((*shape, channels))
+        domain: nl.Grid | nl.Points = grid
+        make: Callable[[Any], Any] = np.asarray
+        weights = nl.affinity(nl.Gaussian(1.0), grid)
+        if kind == "torch":
+            torch = torch_on_one_thread()
+            make, start = torch.asarray, start.reshape(-1, channels)
+            domain = nl.Points(grid.nodes)
+            weights = nl.affinity(nl.Gaussian(1.0), domain, make(grid.nodes))
+        half = nl.Reaction(
+            lambda t, x, u: -x[..., 0] * u,
+            (0, 1),
+            bound=4.0,
+            derivative=lambda t, x, u: -x[..., 0] + 0 * u,
+            potential=lambda t, x, u: x[..., 0] * u**2 / 2,
+        )
+        flow = nl.GradientFlow(nl.J(weights), "degree", reaction=half)
+        plain = nl.GradientFlow(nl.J(weights), "degree")
+        place = grid.nodes[:, 0].reshape(start.shape[:-1])[..., None]
+        u = make(start)
+        added = np.asarray(flow.velocity(u)) - np.asarray(plain.velocity(u))
+        assert added == pytest.approx(-place * start, abs=1e-14)
+        assert np.asarray(flow.jacobian(u, u)) - np.asarray(plain.jacobian(u, u)) == pytest.approx(added, abs=1e-14)
+        energy = half.on(weights).potential
+        assert energy is not None
+        assert np.asarray(energy(u)) == pytest.approx(place * start**2 / 2, abs=1e-14)
+
+
+def test_functions_that_fail_are_named() -> None:
+    """The argument, and what it was given, with the words of the error."""
+    weights = nl.affinity(nl.Gaussian(1.0), nl.Grid((4, 5)))
+    given = r"for x of shape \(128, 2\) and u of shape \(128,\)"
+    bad: list[tuple[Callable[[], Any], str]] = [
+        (
+            lambda: nl.Reaction(lambda t, x, u: -x[:, :, 0] * u, (0, 1), bound=3.0),
+            rf"^function: that of <lambda>\(0, 1\) fails {given} \(too many indices.*; write x\[..., 0\]",
+        ),
+        (
+            lambda: nl.Reaction(lambda t, x, u: -x * u, (0, 1), bound=3.0),
+            rf"^function: that of .* fails {given} \(operands could not be broadcast",
+        ),
+        (
+            lambda: nl.Reaction(lambda t, x, u: -u, (0, 1), bound=3.0, derivative=lambda u: -1 + 0 * u),
+            rf"^derivative: that of .* fails {given} \(.*takes 1 positional",
+        ),
+        (
+            lambda: nl.Reaction(lambda t, x, u: -u, (0, 1), bound=3.0, potential=lambda t, x, u: u[:, 0]),
+            rf"^potential: that of .* fails {given}",
+        ),
+    ]
+    for make, message in bad:
+        with pytest.raises(InputError, match=message):
+            nl.GradientFlow(nl.J(weights), reaction=make())
+    with pytest.raises(InputError, match=r"^function: that of .* fails for u of shape \(128,\)"):
+        nl.Reaction(lambda u: u @ np.ones(3), (0, 1), bound=3.0)
 
 
 def test_checkpoints_tell_averages_and_times_apart(tmp_path: Any) -> None:

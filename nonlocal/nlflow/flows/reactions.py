@@ -28,6 +28,7 @@ from nlflow.affinities import Affinity
 from nlflow.affinities.checks import check_affinity
 from nlflow.errors import (
     InputError,
+    NlflowError,
     NumericalError,
     all_digits,
     check_detached,
@@ -67,9 +68,10 @@ class Reaction:
     Parameters
     ----------
     function : callable
-        R, of arrays of any shape (NumPy arrays, or tensors where the flow has tensors), element by element. With two
-        arguments the first is the time t, with three the second are the nodes x, of shape ``domain.shape + (m,)``. With
-        `average` the last argument is Pu, shaped like u.
+        R, of arrays of any shape (NumPy arrays, or tensors where the flow has tensors), element by element. It takes u,
+        (t, u) or (t, x, u), t being the time and x the nodes, with their m coordinates in the last axis: ``x[..., 0]``
+        broadcasts with u, or with ``u[..., 0]`` where there are `components`. With `average`, Pu, shaped like u, comes
+        after these.
     interval : tuple of float
         The values that the signal takes; it must start there. A coupled reaction has one pair, or one for each
         component.
@@ -93,8 +95,8 @@ class Reaction:
     Raises
     ------
     InputError
-        For a function whose result has another shape or dtype, or is not finite at a sample; for a derivative, bound
-        or potential that disagrees with it.
+        For a function that fails, or whose result has another shape or dtype or is not finite at a sample; for a
+        derivative, bound or potential that disagrees with it.
 
     Examples
     --------
@@ -203,8 +205,24 @@ class Reaction:
 
     def _called(self, function: Callable[..., Array], u: Array, *seen: Array, x: Array | None = None) -> Array:
         x = self._x if x is None else x
-        nodes = () if x is None else (kept_like(x, u),)
-        return function(*((self.time,) if self.timed else ()), *nodes, u, *seen)
+        given: tuple[Any, ...] = (self.time,) if self.timed else ()
+        if x is not None:
+            own = x.ndim - 1 + (self.components is not None)
+            beside = (1,) * (u.ndim - own)  # channels that x does not depend on
+            given += (kept_like(x.reshape(*x.shape[:-1], *beside, x.shape[-1]), u),)
+        try:
+            return function(*given, u, *seen)
+        except (TypeError, ValueError, IndexError, RuntimeError) as error:
+            if isinstance(error, NlflowError) or (isinstance(error, RuntimeError) and type(error) is not RuntimeError):
+                raise  # a device without memory is no fault of the function
+            words = {id(self._derivative): "derivative", id(self._potential): "potential"}
+            shapes, hint = f"u of shape {tuple(u.shape)}", ""
+            if x is not None:
+                shapes, hint = f"x of shape {tuple(given[-1].shape)} and {shapes}", "; write x[..., 0] for a coordinate"
+            raise InputError(
+                f"{words.get(id(function), 'function')}: that of {self!r} fails for {shapes} ({shortened(error)}), "
+                f"expected {_ARGUMENTS}, for arrays of any shape{hint}"
+            ) from error
 
     def _seen(self, u: Array) -> tuple[Array, ...]:
         return () if self.average is None else (self.average._average(u),)
