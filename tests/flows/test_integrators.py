@@ -63,6 +63,20 @@ def test_the_exponential_by_transforms_is_that_of_the_matrix(boundary: str, metr
             assert found.stats["applications"] <= 2
 
 
+@pytest.mark.parametrize("boundary", ["periodic", "reflect"])
+def test_one_fidelity_over_equal_degrees_goes_by_a_transform(boundary: str) -> None:
+    f, domain = np.random.default_rng(1).normal(size=48), nl.Grid(48, boundary=boundary)
+    found = []
+    for method in ("stencil", "dense"):
+        energy = nl.E(nl.affinity(nl.Gaussian(2.0), domain, method=method), f, fidelity=1.0)
+        flow = nl.GradientFlow(energy, metric="degree")
+        found.append(nl.solve(flow, f, t=10.0, integrator=nl.Exponential(tol=1e-14)).final)
+        assert (flow.modes is not None) == (method == "stencil")
+    np.testing.assert_allclose(*found, rtol=0, atol=1e-13)
+    uneven = nl.E(nl.affinity(nl.Gaussian(2.0), domain), f, fidelity=1 + 1e-12 * np.arange(48))
+    assert nl.GradientFlow(uneven, metric="degree").modes is None
+
+
 # --- order -----------------------------------------------------------------------------------------------------------
 
 

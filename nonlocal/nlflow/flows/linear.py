@@ -8,7 +8,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from nlflow._array import Array, Floats, Pending, constant_like, namespace, over_channels, underflowing
+from nlflow._array import Array, Floats, Pending, constant_like, is_numpy, namespace, over_channels, underflowing
 from nlflow.affinities import Affinity
 from nlflow.errors import InputError, NumericalError
 from nlflow.flows.flow import Flow
@@ -18,7 +18,7 @@ from nlflow.flows.reactions import Reaction
 from nlflow.flows.terms import Source, Terms
 from nlflow.functionals.constraint import Constraint, Held
 from nlflow.functionals.energies import E, J
-from nlflow.functionals.fidelity import Fidelity
+from nlflow.functionals.fidelity import Fidelity, NodeFidelity
 from nlflow.functionals.metrics import ConservedMetric, Metric
 
 
@@ -153,7 +153,7 @@ class LinearFlow(Flow):
         return self._modes[0]
 
     def _found_modes(self) -> Modes | None:
-        uniform = 0.0 if self.fidelity is None else self.fidelity.uniform
+        uniform = 0.0 if self.fidelity is None else alike(self.fidelity)
         conserved = self.inner if isinstance(self.inner, ConservedMetric) else None
         known = self.inner.by_nodes or (conserved is not None and conserved.even)
         mobile = self.affinity if conserved is None or conserved.affinity is None else conserved.affinity
@@ -462,6 +462,15 @@ class LinearFlow(Flow):
         if name in vars(self):
             return 0
         return 1 + next(i for i, cls in enumerate(type(self).__mro__) if name in vars(cls))
+
+
+def alike(fidelity: Fidelity) -> float | None:
+    """Return the number, if a fidelity is the same for all nodes to rounding, as lambda / d, else None."""
+    values: Any = getattr(fidelity, "values", None)
+    if fidelity.uniform is not None or not isinstance(fidelity, NodeFidelity) or not is_numpy(values):
+        return fidelity.uniform
+    low, high = fidelity.bounds()
+    return (low + high) / 2 if high - low <= 16 * float(np.finfo(values.dtype).eps) * high else None
 
 
 def bound_of(affinity: Affinity, rate: Array | float) -> float:

@@ -107,9 +107,10 @@ def chebyshev_sums(
 class Exponential(Integrator):
     r"""Exact solution of a frozen symmetric flow, u(t) = exp(-tA) u_0 + psi(A) phi f with psi(a) = (1 - exp(-ta)) / a.
 
-    By a transform for NumPy arrays on periodic and reflecting grids with a position kernel and one fidelity; otherwise
-    by a Chebyshev expansion, about sqrt(t rho log(1/tol)) averages (Hochbruck and Lubich 1997, doi
-    10.1137/S0036142995280572). A t rho that is too large for an expansion ends the run with status ``step failed``.
+    By a transform for NumPy arrays on periodic and reflecting grids with a position kernel, by `stencil` or
+    `convolution`, with one fidelity and without a constraint; otherwise by a Chebyshev expansion, at most about
+    sqrt(t rho log(1/tol)) averages where t rho is large (Hochbruck and Lubich 1997, doi 10.1137/S0036142995280572).
+    A t rho that is too large for an expansion ends the run with status ``step failed``.
 
     Parameters
     ----------
