@@ -235,6 +235,25 @@ def test_too_few_iterations(name: str) -> None:
     assert exact.residual < 1e-13
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("shift", [0.0, 50.0])
+def test_direct_residuals_are_those_of_what_is_returned(dtype: str, shift: float) -> None:
+    """With the rounding of `u`, in rows over 2 a_ii max|u| + |b_i|."""
+    for phi in (0.3, np.where(np.arange(12) < 4, 0.01, 0.0)):
+        flow, matrix, f = chain_flow("queries", phi, dtype=dtype)
+        flow = AttentionFlow(flow.affinity, f + f.dtype.type(shift), flow.fidelity)
+        found = equilibrium(flow, method="direct")
+        assert found.success
+        assert found.u.dtype == dtype
+        whole, u = matrix + np.diag(np.broadcast_to(phi, 12)).astype(dtype).astype(float), found.u.astype(float)
+        b = np.broadcast_to(phi, 12).astype(dtype).astype(float) * (f + f.dtype.type(shift)).astype(float)
+        rest = np.abs(b - whole @ u) / (2 * np.diag(whole) * np.abs(u).max() + np.abs(b))
+        assert found.residual == pytest.approx(rest.max(), rel=0.1, abs=4e-16)
+        strict = equilibrium(flow, method="direct", rtol=1e-14)
+        assert strict.success == (dtype == "float64")
+        assert ("float32 does not reach" in strict.message) == (dtype == "float32")
+
+
 def test_too_few_iterations_with_holes() -> None:
     """What was not reached says nothing about whether the fidelity determines the limit."""
     flow, _, _ = chain_flow("queries", np.where(np.arange(12) % 3 == 0, 0.01, 0.0))

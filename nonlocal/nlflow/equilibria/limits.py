@@ -38,8 +38,9 @@ class Equilibrium(Minimizer):
     u : array
         Shaped like the signal.
     residual : float
-        Of its equations, recomputed from `u`: of a linear system relative to the right-hand side, of a direct solution
-        relative to |A| |u| + |b| in each row, of `find_equilibrium` as its `rtol` says.
+        Of its equations. Of a direct solution that of `u`, each row of A u = b relative to 2 a_ii max|u| + |b_i|; by
+        iteration relative to the right-hand side, of signals less a constant and before `u` is rounded; of
+        `find_equilibrium` as its `rtol` says.
     iterations : int
         0 for direct solutions and closed forms.
     success : bool
@@ -78,14 +79,15 @@ class System:
         self._shift = (mass * f).sum(axis=0, keepdims=True) / mass.sum()
         self.f = f - self._shift
 
-    def solution(
-        self, x: Floats, residual: float, iterations: int, method: str, rtol: float, error: float = 0.0
-    ) -> Equilibrium:
+    def signal(self, x: Floats) -> Array:
         x = np.where(self.free[:, None], x, self.f)
-        u = constant_like(((x + self._shift) * self._size).reshape(tuple(self._like.shape)), self._like)
-        success, advice = verdict(residual, rtol, error)
-        message = f"residual {residual:.3g} by {method}{advice}"
-        return Equilibrium(self.flow.held(u), residual, iterations, success, message, method)
+        u = ((x + self._shift) * self._size).reshape(tuple(self._like.shape))
+        return self.flow.held(constant_like(u, self._like))
+
+    def rounded(self, u: Array) -> tuple[Floats, Floats, Floats]:
+        """Return x of a signal that was rounded, and |u| and |phi f| in the same unit."""
+        given = np.asarray(to_numpy(u), dtype=np.float64).reshape(self.f.shape) / self._size
+        return given - self._shift, np.abs(given), np.abs(self.phi * (self.f + self._shift))
 
 
 def _measure(flow: LinearFlow) -> Floats:
@@ -124,15 +126,19 @@ def direct(system: System, rtol: float, memory_limit: float | None) -> Equilibri
     # No refinement: x has the error of a weighted mean however ill-conditioned the system, and a correction would bring
     # in the rounding of the residual, multiplied by the condition number.
     x = np.asarray(solve_triangular(lower, solve_triangular(upper, b, unit_diagonal=True), lower=True))
-    leaving = rates.sum(axis=1)
+    whole = np.zeros_like(system.f)
+    whole[free] = x
+    u = system.signal(whole)
+    x, sizes, pulls = system.rounded(u)
+    x, leaving = x[free], rates.sum(axis=1)
     diagonal = (stopped + leaving)[:, None]
     with np.errstate(over="ignore", invalid="ignore"):
         rest = np.abs(b - stopped[:, None] * x - (leaving[:, None] * x - rates @ x)) / diagonal
-        size = 2 * np.abs(x).max(axis=0) + np.abs(b) / diagonal
+        size = 2 * sizes.max(axis=0) + pulls[free] / diagonal
         residual = float(np.max(np.where(rest > 0, rest / np.where(size > 0, size, 1.0), rest)))
-    whole = np.zeros_like(system.f)
-    whole[free] = x
-    return system.solution(whole, residual, 0, "direct", rtol)
+    success = residual <= rtol
+    advice = "" if success else f", above rtol={rtol:g}, which {str(u.dtype).removeprefix('torch.')} does not reach"
+    return Equilibrium(u, residual, 0, success, f"residual {residual:.3g} by direct{advice}", "direct")
 
 
 def by_gmres(system: System, rtol: float, maxiter: int) -> Equilibrium:
@@ -153,7 +159,10 @@ def by_gmres(system: System, rtol: float, maxiter: int) -> Equilibrium:
     )
     with np.errstate(over="ignore"):  # infinitely far off, then
         left = np.abs(rows.scaled(b - rows.operator(found.x))).max(axis=0) / np.where(scale > 0, scale, 1.0)
-    return system.solution(found.x, float(left.max()), found.iterations, "gmres", rtol, found.error)
+    residual = float(left.max())
+    success, advice = verdict(residual, rtol, found.error)
+    message = f"residual {residual:.3g} by gmres{advice}"
+    return Equilibrium(system.signal(found.x), residual, found.iterations, success, message, "gmres")
 
 
 _DENSE_NODES = 1000
