@@ -76,7 +76,7 @@ class Report(Brief):
     provenance: dict[str, Any] = field(default_factory=dict)
 
     def findings(self) -> list[str]:
-        """Return sentences about why."""
+        """Return sentences about why tokens grow alike; none where there is no `cause`."""
         return [] if self.cause is None else causes(self.cause, self.spectra)
 
     def parts(self) -> dict[str, dict[str, float]]:

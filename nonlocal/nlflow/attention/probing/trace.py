@@ -170,7 +170,10 @@ class Head:
         return largest_stable_fidelity(self.affinity)
 
     def spectral_radius(self, fidelity: float) -> float:
-        """Return rho(P - lambda~ I), below 1 where NeuTRENO steps converge, in O(N^3) time."""
+        """Return rho(P - lambda~ I) in O(N^3) time.
+
+        It is below 1 exactly where NeuTRENO steps with lambda~ > 0 converge; at 0 it is 1.
+        """
         return float(np.abs(self.eigenvalues - check_number("fidelity", fidelity)).max())
 
 

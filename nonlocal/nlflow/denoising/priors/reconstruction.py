@@ -177,8 +177,9 @@ def reconstruct(
 ) -> Reconstruction:
     """Reconstruct a signal u from f = A u + noise, with a denoiser as the prior (plug-and-play, or RED).
 
-    Methods that minimize |A u - f|^2 / (2 sigma^2) + mu R(u), mu being the `weight`, take the denoiser D of strength s
-    for the proximal map of s^2 R:
+    Where the denoiser D of strength s is the proximal map of s^2 R and mu is the `weight`, the methods look for the
+    minimizer of |A u - f|^2 / (2 sigma^2) + mu R(u), with one strength exactly (``admm``, ``forward-backward``) or
+    nearly (the others; see Notes):
 
     ``hqs``
         Half-quadratic splitting. x = argmin |A x - f|^2 / (2 sigma^2) + mu |x - z|^2 / (2 s^2), then z = D(x); the

@@ -120,7 +120,10 @@ def looked_at(size: int) -> NDArray[np.bool_]:
 
 
 def look_at_all(rest: Array) -> Evidence:
-    """Return what windows of planes (H, W, P) show that hold nothing but noise."""
+    """Return the powers and tables of all blocks in windows of planes (H, W, P); the other arrays stay empty.
+
+    The samples are taken to be noise alone.
+    """
     planes = windows(rest, places(rest.shape[:2])).astype(np.float32)
     tables = [mean_table(planes, size) for size in SIZES]
     nothing = np.zeros(0)
