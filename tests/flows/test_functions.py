@@ -155,6 +155,28 @@ def test_rounding_is_in_the_bound() -> None:
         assert found.error < 1e-2
 
 
+@pytest.mark.numerical
+@pytest.mark.parametrize("method", ["dense", "chebyshev", "lanczos"])
+@pytest.mark.parametrize("name", ["exp", "Matern"])
+def test_a_signal_that_is_coarser_than_the_affinity_is_in_the_bound(method: str, name: str) -> None:
+    rng = np.random.default_rng(12)
+    x, w = rng.random((30, 2)), rng.uniform(0.5, 2, 30) / 30
+    v = rng.standard_normal(30).astype(np.float32)
+    k = np.exp(-((x[:, None] - x) ** 2).sum(axis=2) / (2 * 0.2**2))
+    a, m = operator_by_hand(k, w, "degree", 0.0)
+    root = np.sqrt(m)
+    similar = root[:, None] * a / root
+    values, vectors = np.linalg.eigh((similar + similar.T) / 2)
+    exact = vectors @ (FUNCTIONS[name](np.maximum(values, 0.0)) * (vectors.T @ (root * v))) / root
+    weights = nl.affinity(nl.Gaussian(0.2), nl.Points(x, weights=w))
+    found = function_of(weights, FUNCTIONS[name], "degree", method=method).evaluate(v)
+    assert found.success
+    assert found.u.dtype == np.float32
+    error = np.sqrt(np.sum(m * (found.u - exact) ** 2) / np.sum(m * v.astype(np.float64) ** 2))
+    assert 1e-9 < error < found.error < 0.05
+    assert ("about" if method == "lanczos" else "at most") in found.message
+
+
 def test_systems_and_other_metrics_have_no_one_measure() -> None:
     weights = nl.affinity(nl.Gaussian(0.3), nl.Grid(8))
     system = nl.flows.SystemFlow([nl.J(weights), nl.J(weights.scaled(2.0))], [1.0, 0.5])

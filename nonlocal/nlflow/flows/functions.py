@@ -245,7 +245,8 @@ class FunctionOf(LinearOperator):
             u, left, error = apply(v)
         self.flow.applications = counted
         success = left <= self.tol
-        message = f"by {self.method}: the error is at most {error:.3g} of the norm of v"
+        known = "about" if self.method == "lanczos" else "at most"
+        message = f"by {self.method}: the error is {known} {error:.3g} of the norm of v"
         if not success:
             message = (
                 f"Lanczos iteration has an error of up to {left:.3g} of the norm of v after {len(self._steps.alphas)} "
@@ -276,8 +277,11 @@ class FunctionOf(LinearOperator):
 
     def _by_expansion(self, v: Array) -> tuple[Array, float, float]:
         u = chebyshev_sums(self._operator, v, *self.interval, [self._coefficients])[0]
-        ratio = float(namespace(v).finfo(v.dtype).eps) / self._eps  # a signal may have another precision
-        return u, self.left_out, self.left_out + (self.error - self.left_out) * ratio
+        return u, self.left_out, self.left_out + (self.error - self.left_out) * self._coarser(v)
+
+    def _coarser(self, v: Array) -> float:
+        """Return the rounding of a signal, which may have another precision, over that of A."""
+        return float(namespace(v).finfo(v.dtype).eps) / self._eps
 
     def _by_iteration(self, v: Array) -> tuple[Array, float, float]:
         xp, flow = namespace(v), self.flow
@@ -310,7 +314,7 @@ class FunctionOf(LinearOperator):
         shares = constant_like(weights.reshape(len(weights), *(1,) * len(axes), -1), u)
         for number, vector in zip(range(len(weights)), steps.basis, strict=False):
             u = u + shares[number, ...] * vector
-        return unit * xp.reshape(u, v.shape), left, left + rounding
+        return unit * xp.reshape(u, v.shape), left, left + rounding * self._coarser(v)
 
     def _projected(self, steps: Lanczos, system: int) -> tuple[Floats, float, float]:
         """Return g(T) e_1 for a unit vector, and bounds of what is left out and of what rounding adds.
