@@ -132,6 +132,26 @@ def test_orders_are_those_declared_and_mass_stays(make, name):
     np.testing.assert_allclose(adaptive.final, expected, atol=1e-9)
 
 
+@pytest.mark.parametrize("t", [10.0, 1e3, 1e5, 1e6])
+@pytest.mark.parametrize("fidelity", [0.0, 0.3])
+@pytest.mark.parametrize(("make", "name"), [(grid, "own"), (grid, "other"), (points, "own")])
+def test_a_coarse_signal_keeps_its_mean_and_its_limit_for_any_time(make, name, fidelity, t):
+    problem = Problem(make, name, fidelity, strength=0.0)
+    start, observed = START.astype(np.float32), OBSERVED.astype(np.float32)
+    functional = nl.E(problem.weights, observed, fidelity) if fidelity else nl.J(problem.weights)
+    exact = start.astype(np.float64)
+    values, vectors = np.linalg.eig(0.7 * problem.other @ (problem.lap + fidelity * np.eye(N)))
+    source = np.linalg.solve(vectors, problem.rate(0, exact))
+    z = t * np.where(values.real > 1e-9 * values.real.max(), values.real, 0.0)
+    exact = exact + (vectors @ (t * np.where(z == 0, 0.0, -np.expm1(-z) / np.where(z == 0, 1.0, z)) * source)).real
+    found = nl.solve(nl.GradientFlow(functional, METRICS[name](make)), start, t=t)
+    assert found.success, found.message
+    assert found.final.dtype == np.float32
+    mass = problem.w.sum()
+    assert abs(problem.w @ (found.final.astype(np.float64) - start)) < 1e-6 * mass
+    assert np.abs(found.final - exact).max() < 5e-4
+
+
 @pytest.mark.parametrize(("make", "name"), CASES)
 @pytest.mark.sampled(3)
 def test_convex_splitting_lowers_the_energy_in_any_step(make, name):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -163,37 +163,43 @@ class Exponential(Integrator):
         low, high = flow.spectral_bounds()
         high = max(high, low + 1e-300, 1e-300)
 
-        def decay(a: Any) -> Any:
-            return np.exp(-span * a)
-
-        def response(a: Any) -> Any:
-            small = np.abs(span * a) < 1e-8
-            safe = np.where(small, 1.0, a)
-            return np.where(small, span * (1 - span * a / 2), -np.expm1(-span * safe) / safe)
-
+        decay = partial(_decay, span)
+        if _decays_to_mean(flow):
+            # What is conserved takes no part in the recurrence, nor what rounding adds to it.
+            coefficients, tail = chebyshev_coefficients(decay, low, high, tol)
+            memory["error_bound"] = memory.get("error_bound", 0.0) + tail
+            return _beside_mean(flow, u, lambda v: chebyshev_sums(flow.linear, v, low, high, [coefficients])[0]), target
         if flow.terms.constraint is not None or not (flow.plain and flow.inner.by_nodes):
             # From the velocity, so that what is at rest stays at rest; it and the signal differ by the scale of A.
             size = max(abs(low), abs(high))
-            toward, tail = chebyshev_coefficients(lambda a: size * response(a), low, high, tol / 2)
-            memory["error_bound"] = memory.get("error_bound", 0.0) + 2 * tail
+            # An expansion as large as the time multiplies its rounding by it: a long step is doubled from a short one.
+            eps = float(xp.finfo(u.dtype).eps)
+            doublings = max(math.ceil(math.log2(max(span * size * math.sqrt(eps), 1.0))), 0)
             v = flow.free(u)
             slope = (flow.drawn(v) - flow.on_free(v)) / size
+            short = span / 2**doublings
+            toward, tail = chebyshev_coefficients(
+                lambda a: size * _response(short, a), low, high, tol / 2 ** (doublings + 1)
+            )
+            bound = 2 * tail
             moved = chebyshev_sums(flow.on_free, slope, low, high, [toward])[0]
-            return flow.held(v + (flow.without_mean(moved) if flow.conserves_mean else moved)), target
-        if flow.conserves_mean or flow.fidelity is None or flow.observed is None:
+            for k in range(doublings):
+                after, tail = chebyshev_coefficients(
+                    partial(_decay, short * 2**k), low, high, tol / 2 ** (doublings - k + 1)
+                )
+                bound = 2 * (bound + tail)
+                moved = flow.without_mean(moved) if flow.conserves_mean else moved
+                moved = moved + chebyshev_sums(flow.on_free, moved, low, high, [after])[0]
+            memory["error_bound"] = memory.get("error_bound", 0.0) + bound
+            return flow.held(_moved(flow, v, moved)), target
+        if flow.fidelity is None or flow.observed is None:
             coefficients, tail = chebyshev_coefficients(decay, low, high, tol)
             memory["error_bound"] = memory.get("error_bound", 0.0) + tail
-            if not flow.conserves_mean:
-                return chebyshev_sums(flow.linear, u, low, high, [coefficients])[0], target
-            # What is conserved takes no part in the recurrence, nor what rounding adds to it.
-            mean = flow.mean(u)
-            v = u - mean
-            moved = chebyshev_sums(flow.linear, v, low, high, [coefficients])[0]
-            return moved - (flow.mean(moved) - flow.mean(v)) + mean, target
+            return chebyshev_sums(flow.linear, u, low, high, [coefficients])[0], target
         source = flow.drawn(u)
         strength = flow.fidelity.bounds()[1]
         decaying, tail = chebyshev_coefficients(decay, low, high, tol / 2)
-        responding, other = chebyshev_coefficients(lambda a: strength * response(a), low, high, tol / 2)
+        responding, other = chebyshev_coefficients(lambda a: strength * _response(span, a), low, high, tol / 2)
         memory["error_bound"] = memory.get("error_bound", 0.0) + tail + other
         # Both expansions run in one recurrence, u and the source side by side as channels: one average serves both.
         flat = u[..., None] if u.ndim == len(flow.affinity.domain.shape) else u
@@ -205,14 +211,47 @@ class Exponential(Integrator):
 
     @staticmethod
     def _by_modes(flow: LinearFlow, modes: Modes, u: Array, span: float) -> Array:
-        if flow.inner.by_nodes and flow.conserves_mean and flow.plain:
-            # What is conserved takes no part, and what has decayed leaves no rounding of its size.
-            mean = flow.mean(u)
-            v = u - mean
-            moved = modes.back(modes.phi(0, span, modes.forward(v)) / span, u.dtype)
-            return moved - (flow.mean(moved) - flow.mean(v)) + mean
+        if _decays_to_mean(flow):
+            # What has decayed leaves no rounding of its size.
+            return _beside_mean(flow, u, lambda v: modes.back(modes.phi(0, span, modes.forward(v)) / span, u.dtype))
         moved = modes.back(modes.phi(1, span, modes.forward(flow.drawn(u) - flow.linear(u))), u.dtype)
-        return u + (flow.without_mean(moved) if flow.conserves_mean else moved)
+        return _moved(flow, u, moved)
+
+
+def _decay(span: float, a: Any) -> Any:
+    return np.exp(-span * a)
+
+
+def _response(span: float, a: Any) -> Any:
+    small = np.abs(span * a) < 1e-8
+    safe = np.where(small, 1.0, a)
+    return np.where(small, span * (1 - span * a / 2), -np.expm1(-span * safe) / safe)
+
+
+def _decays_to_mean(flow: LinearFlow) -> bool:
+    """Whether u(t) is the conserved mean and exp(-tA) of the rest."""
+    drawn = flow.terms.drives or (flow.fidelity is not None and flow.observed is not None)
+    return flow.conserves_mean and (flow.inner.by_nodes or not drawn)
+
+
+def _beside_mean(flow: LinearFlow, u: Array, decayed: Callable[[Array], Array]) -> Array:
+    mean = flow.mean(u)
+    v = u - mean
+    moved = decayed(v)
+    return moved - (flow.mean(moved) - flow.mean(v)) + mean
+
+
+def _moved(flow: LinearFlow, u: Array, change: Array) -> Array:
+    """Return u + change, with the mean of u where it is conserved."""
+    if not flow.conserves_mean:
+        return u + change
+    moved = u + _without_mean(flow, change)
+    return moved - (flow.mean(moved) - flow.mean(u))
+
+
+def _without_mean(flow: LinearFlow, change: Array) -> Array:
+    # Twice: the mean of a long step may be so large that to subtract it leaves a rounding of its size.
+    return flow.without_mean(flow.without_mean(change))
 
 
 _KEPT = 64  # expansions that are kept: of a run's two step lengths, and of those of a few others
@@ -280,7 +319,7 @@ class ExponentialStep(SplitStep):
         """Return the signal of an image."""
         modes = modes_of(flow, like)
         moved = image if modes is None else modes.back(image, like.dtype)
-        return flow.without_mean(moved) if flow.inner.conserves and flow.conserves_mean else moved
+        return _without_mean(flow, moved) if flow.inner.conserves and flow.conserves_mean else moved
 
 
 def _moving_modes(flow: LinearFlow, like: Array) -> Modes | None:
