@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from nlflow import J, affinity, run_study
-from nlflow.affinities import choice
+from nlflow.affinities import pairs
 from nlflow.backends.devices import CPU, DEVICES, DTYPES, Device, choose_device, found_devices
 from nlflow.desk.commands import main as cli
 from nlflow.desk.commands import study as cli_study
@@ -134,7 +134,7 @@ def test_tables_are_those_of_numpy(study: str, device: str, method: str, monkeyp
     kind, options = STUDIES[study]
     expected = run_study(kind, **options).rows
     if method == "tiled":  # as beyond 2048 nodes; NumPy would take its loops over pairs
-        monkeypatch.setattr(choice, "_DENSE_NODES", 1)
+        monkeypatch.setattr(pairs, "_DENSE_NODES", 1)
     rows = run_study(kind, device=device, **options).rows
     assert len(rows) == len(expected)
     for row, other in zip(rows, expected, strict=True):

@@ -228,7 +228,7 @@ def test_beyond_the_matrix_nothing_changes(moons, kind, monkeypatch):
     X, _, few = moons
     whole = kind(**({} if kind is PLaplacianClassifier else {"affinity": "rbf", "gamma": 20.0})).fit(X, few)
     monkeypatch.setattr(graphs, "DENSE_NODES", 20)
-    monkeypatch.setattr("nlflow.affinities.choice._DENSE_NODES", 20)
+    monkeypatch.setattr("nlflow.affinities.pairs._DENSE_NODES", 20)
     if kind is PLaplacianClassifier:
         with pytest.raises(InputError, match="use affinity='knn'"):
             kind("rbf", gamma=20.0).fit(X, few)
@@ -386,7 +386,7 @@ def test_parts_without_a_label_are_counted(kind, how, monkeypatch):
     """Groups of samples so far apart that their kernels underflow; labels in the first alone."""
     if how == "sums":
         monkeypatch.setattr(graphs, "DENSE_NODES", 5)
-        monkeypatch.setattr("nlflow.affinities.choice._DENSE_NODES", 5)
+        monkeypatch.setattr("nlflow.affinities.pairs._DENSE_NODES", 5)
     # Of sums single samples are told; of a matrix they belong to the nearest ones, since rows sum to 1.
     sizes = [5, 1, 1, 1] if how == "sums" else [5, 3, 2, 4, 2, 2, 2]
     X = np.concatenate([100.0 * i + 0.05 * np.arange(n) for i, n in enumerate(sizes)])[:, None]

@@ -61,7 +61,7 @@ def test_contract_of_scikit_learn():
 def test_diffusion_map_is_the_dense_one(roll, alpha, matrix, monkeypatch):
     if not matrix:
         monkeypatch.setattr(graphs, "DENSE_NODES", 10)
-        monkeypatch.setattr("nlflow.affinities.choice._DENSE_NODES", 10)
+        monkeypatch.setattr("nlflow.affinities.pairs._DENSE_NODES", 10)
         monkeypatch.setattr("nlflow.markov.spectrum.DENSE_STATES", 10)
     k = np.exp(-0.05 * cdist(roll, roll, "sqeuclidean"))
     q = k.sum(axis=1)
