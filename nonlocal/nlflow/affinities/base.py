@@ -201,7 +201,6 @@ class Affinity(ABC):
         return pushed
 
     def _check_mass(self, law: Array, pushed: Array) -> None:
-        """Raise `NumericalError` if the mass of a law has changed."""
         xp, axes = namespace(law), tuple(range(len(self.domain.shape)))
         before, size, after = (xp.sum(values, axis=axes, dtype=xp.float64) for values in (law, xp.abs(law), pushed))
         allowed = max(MASS, self.error_estimate) * size
@@ -401,7 +400,6 @@ class Affinity(ABC):
         return result
 
     def _item(self, index: tuple[int, ...]) -> Affinity:
-        """Return the affinity of one item."""
         raise InputError(
             f"item: {type(self).__name__} does not tell the items of its Batch apart, expected what nlflow.affinity() "
             "returned; build one on domain.item"
@@ -484,7 +482,6 @@ class Affinity(ABC):
         return f"<{type(self).__name__} {self.kernel!r} on {nodes} nodes, method={self.method!r}, {shown.tags(self)}>"
 
     def _repr_html_(self) -> str:
-        """Return it for a notebook: what it says, and a row of P."""
         return card(type(self).__name__, shown.said(self), shown.row_pictured(self))
 
     # ---- what the structure of K says: a subclass defines the first two, and what it knows of the others
@@ -504,7 +501,6 @@ class Affinity(ABC):
 
     @property
     def _to_keep(self) -> int:
-        """Bytes kept after averages."""
         return self.memory_bytes
 
     def within_memory(self, u: Array | None = None) -> AbstractContextManager[None]:

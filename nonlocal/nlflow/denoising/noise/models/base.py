@@ -127,7 +127,6 @@ class Noise(ABC):
     """The field that `scaled` multiplies."""
 
     def __post_init__(self) -> None:
-        """Check the numbers whose bounds are known, and what is True or False."""
         for one in fields(self):  # type: ignore[arg-type]
             value = getattr(self, one.name)
             if isinstance(one.default, bool):
@@ -143,13 +142,11 @@ class Noise(ABC):
                 setattr(cls, name, getattr(Noise, name))
 
     def __eq__(self, other: object) -> bool:
-        """Tell whether another model is of the same class and has the same numbers."""
         if type(other) is not type(self):
             return NotImplemented
         return all(_same(getattr(self, one.name), getattr(other, one.name)) for one in fields(self))  # type: ignore[arg-type]
 
     def __hash__(self) -> int:
-        """Return a number that is the same for models that are equal."""
         # 0.0 and -0.0 are equal, and have other texts.
         return hash((type(self), repr(self.as_dict()).replace("-0.0", "0.0")))
 
