@@ -202,6 +202,95 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "axes: got 'YX'" in told
 
 
+def grouped(
+    path: Path, values: Floats, letters: str, scale: list[float], version: str = "0.5", name: str = "0"
+) -> Path:
+    """Write an OME-Zarr image by the words of its specification, and return the folder of its array."""
+    group = zarr.open_group(path, mode="w", zarr_format=2 if version == "0.4" else 3)
+    array = group.create_array(name, shape=values.shape, chunks=(8,) * values.ndim, dtype=values.dtype)
+    array[...] = values
+    kinds = {"t": "time", "c": "channel"}
+    axes = [{"name": letter, "type": kinds.get(letter, "space")} for letter in letters]
+    levels = [{"path": name, "coordinateTransformations": [{"type": "scale", "scale": scale}]}]
+    said: dict[str, Any] = {"multiscales": [{"axes": axes, "datasets": levels, "version": version}]}
+    group.attrs.put(said if version == "0.4" else {"ome": {"version": version, **said}})
+    return path / name
+
+
+@pytest.mark.usefixtures("local")
+@pytest.mark.parametrize(("version", "name"), [("0.4", "0"), ("0.5", "full/0")])
+def test_an_array_in_a_group_has_the_axes_of_the_group(version: str, name: str, tmp_path: Path) -> None:
+    source = grouped(tmp_path / "in.ome.zarr", BYTES, "zyx", [5, 1, 1], version, name)
+    alone = write(tmp_path / "alone.zarr", BYTES)
+    words: dict[str, Any] = {"sigma": 10.0, "block": 24}
+    denoise_store(alone, tmp_path / "expected.zarr", axes="ZYX", spacing=(5, 1, 1), **words)
+    for axes in (None, "ZYX"):
+        denoise_store(source, tmp_path / f"{axes}.zarr", axes=axes, **words)
+        np.testing.assert_array_equal(read(tmp_path / f"{axes}.zarr"), read(tmp_path / "expected.zarr"))
+    # Given spacing wins.
+    denoise_store(alone, tmp_path / "ones.zarr", **words)
+    denoise_store(source, tmp_path / "given.zarr", spacing=(1, 1, 1), **words)
+    np.testing.assert_array_equal(read(tmp_path / "given.zarr"), read(tmp_path / "ones.zarr"))
+    assert (read(tmp_path / "ones.zarr") != read(tmp_path / "expected.zarr")).any()
+
+
+@pytest.mark.usefixtures("local")
+def test_a_group_of_frames_is_a_clip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    grouped(Path("in.ome.zarr"), BYTES, "tyx", [0.5, 1, 1])
+    told = run("denoise", "in.ome.zarr/0", "out.zarr", "--sigma", "10", "--json")
+    assert "in.ome.zarr/0: read as TYX, 24 frames of 30 x 34" in told.stderr
+    report = json.loads(told.stdout)
+    assert (report["axes"], report["spacing"]) == ("TYX", None)
+    expected = np.rint(nl.denoise(BYTES, 10.0, axes="TYX", preserve_range=True)).astype(np.uint8)
+    np.testing.assert_array_equal(read(Path("out.zarr")), expected)
+    run("denoise", "in.ome.zarr/0", "wins.zarr", "--sigma", "10", "--axes", "ZYX:1,1,1")
+    expected = np.rint(nl.denoise(BYTES, 10.0, axes="ZYX", preserve_range=True)).astype(np.uint8)
+    np.testing.assert_array_equal(read(Path("wins.zarr")), expected)
+
+
+def test_axes_that_a_group_says(tmp_path: Path) -> None:
+    colours = grouped(tmp_path / "c.zarr", TWO, "cyzx", [1, 1, 2, 3])
+    assert storing.told_axes(colours, None, None, None)[:2] == ("CYZX", (1, 2, 3))
+    image, axis = storing.open_image(colours)
+    assert (image.shape, axis) == (TWO.shape, 0)
+    with pytest.raises(nl.InputError, match=r"channel_axis: got -1 for .*CYZX by its OME-Zarr group; leave it out, or"):
+        storing.open_image(colours, channel_axis=-1)
+    for letters in ("tzyx", "wzyx"):
+        times = grouped(tmp_path / f"{letters}.zarr", TWO, letters, [1, 1, 1, 1])
+        with pytest.raises(
+            nl.FileFormatError, match=r"axes [T_]ZYX of 3 x 24 x 30 x 34 by .* group, .*; name the group"
+        ):
+            storing.open_image(times)
+        assert storing.told_axes(times, None, "CZYX", None)[0] == "CZYX"
+    frames = grouped(tmp_path / "t.zarr", BYTES, "tyx", [1, 1, 1])
+    _, _, notes = storing.told_axes(frames, None, "ZYX", None)
+    assert notes == (f"{frames}: its OME-Zarr group says TYX; read as ZYX, as given",)
+    damaged = tmp_path / "t.zarr" / "zarr.json"
+    damaged.write_text(damaged.read_text().replace(":", "", 1))
+    with pytest.raises(
+        nl.FileFormatError, match=r"a group around it that cannot be read .*; copy it anew, or give axes"
+    ):
+        storing.told_axes(frames, None, None, None)
+    # An array that no level names, and one in a group that is no image.
+    other = zarr.open_group(tmp_path / "c.zarr", mode="r+").create_array("other", shape=(9, 9, 9), dtype="u1")
+    assert other.shape == (9, 9, 9)
+    _, _, notes = storing.told_axes(tmp_path / "c.zarr" / "other", None, None, None)
+    assert notes[0].endswith("other: read as ZYX, 9 slices of 9 x 9; --axes TYX takes them for frames")
+
+
+def test_an_array_of_three_axes_is_told_to_be_a_volume(tmp_path: Path) -> None:
+    told = storing.told_axes(write(tmp_path / "a.zarr", BYTES), None, None, None)
+    assert told[:2] == (None, None)
+    assert "read as ZYX, 24 slices of 30 x 34; --axes TYX takes them for frames" in told[2][0]
+    assert "does not say how far apart its slices are" in told[2][1]
+    zarr.create_array(tmp_path / "n.zarr", shape=(9, 9, 9), dtype="u1", dimension_names=("t", "y", "x"))
+    _, _, notes = storing.told_axes(tmp_path / "n.zarr", None, None, (1, 1, 1))
+    assert notes == (f"{tmp_path / 'n.zarr'}: read as ZYX, 9 slices of 9 x 9, though its axes are named t, y, x; --axes "
+                     "says otherwise",)  # fmt: skip
+    assert storing.told_axes(write(tmp_path / "p.zarr", BYTES[0]), None, None, None) == (None, None, ())
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("local")
 @pytest.mark.parametrize("imagej", [False, True])

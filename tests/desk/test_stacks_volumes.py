@@ -250,6 +250,33 @@ def test_a_store_of_bioformats2raw_a_plate_and_an_array(tmp_path: Path) -> None:
     assert files.read(tmp_path / "n.zarr").axes == "ZYX"
 
 
+@pytest.mark.parametrize("version", ["0.4", "0.5"])
+def test_an_array_has_the_axes_and_scales_of_its_group(tmp_path: Path, version: str) -> None:
+    data = samples("u2", (2, 2, 3, 8, 10))
+    ngff(tmp_path / "a.zarr", data, version, levels=2)
+    for name in ("zarr.json", ".zattrs"):  # a name of an array that is read by itself
+        if (about := tmp_path / "a.zarr" / name).is_file():
+            about.write_text(about.read_text().replace('"scale1"', '"small.zarr"'))
+    array = (tmp_path / "a.zarr" / "scale1").rename(tmp_path / "a.zarr" / "small.zarr")
+    media = files.read(array)
+    assert (media.kind, media.axes, media.spacing, media.scale["T"]) == ("volume", "TCZYX", (0.5, 0.4, 0.4), (2.0, "s"))
+    np.testing.assert_array_equal(media.data, data[..., ::2, ::2])
+
+
+@pytest.mark.parametrize(("scale", "spacing"), [([5, 1, 1], (5, 1, 1)), ([1, 1, 1], None)])
+def test_scales_without_units_are_distances_unless_all_are_1(
+    tmp_path: Path, scale: list[float], spacing: tuple[float, ...] | None
+) -> None:
+    ngff(tmp_path / "a.zarr", samples("u2", (1, 1, 3, 8, 10)), "0.5")
+    about = json.loads((tmp_path / "a.zarr" / "zarr.json").read_text())
+    multiscale = about["attributes"]["ome"]["multiscales"][0]
+    for axis in multiscale["axes"]:
+        axis.pop("unit", None)
+    multiscale["datasets"][0]["coordinateTransformations"] = [{"type": "scale", "scale": [1, 1, *scale]}]
+    (tmp_path / "a.zarr" / "zarr.json").write_text(json.dumps(about))
+    assert files.read(tmp_path / "a.zarr").spacing == spacing
+
+
 def test_stores_that_are_refused(tmp_path: Path) -> None:
     ngff(tmp_path / "a.zarr", samples("u2", (1, 1, 3, 8, 10)), "0.5")
     about = json.loads((tmp_path / "a.zarr" / "zarr.json").read_text())

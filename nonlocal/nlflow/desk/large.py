@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,11 @@ from nlflow.denoising import DenoiseInfo
 from nlflow.denoising.large.arrays import denoised, need_dask
 from nlflow.denoising.layout import Axes
 from nlflow.denoising.options import Options
-from nlflow.desk.apart import call
+from nlflow.desk.apart import call, reason_of
 from nlflow.desk.foreign import check_links, links_in, strange_codecs
+from nlflow.desk.formats.axes import in_blocks
+from nlflow.desk.formats.media import Media
+from nlflow.desk.formats.ngff import is_group
 from nlflow.desk.formats.tiff_pages import NODATA, check_compression, check_own, no_data_value, opened
 from nlflow.domains.samples import check_axis
 from nlflow.errors import (
@@ -83,7 +87,7 @@ def open_image(path: str | Path, *, channel_axis: int | None = None, block: int 
     path : path
         A zarr array (a folder), or a TIFF file of one grey or RGB image, tiled or in strips.
     channel_axis : int, optional
-        Axis of channels in a zarr array. A TIFF file tells it by itself.
+        Axis of channels in a zarr array. A TIFF file and the OME-Zarr group of an array tell it by themselves.
     block : int
         Wanted side of the blocks, rounded up to whole chunks of the file; of a line its square.
 
@@ -99,8 +103,74 @@ def open_image(path: str | Path, *, channel_axis: int | None = None, block: int 
     InputError
         For a `channel_axis` that is not that of the image, a `block` below 1, and without Dask.
     """
-    image, axis, _ = open_stack(check_path("path", path), channel_axis, None, block, "fast")
+    place = check_path("path", path)
+    axes, _, _ = told_axes(place, channel_axis, None, None)
+    image, axis, _ = open_stack(place, channel_axis, axes, block, "fast")
     return image, axis
+
+
+def told_axes(
+    path: Path, channel_axis: int | None, axes: str | None, spacing: Any
+) -> tuple[str | None, Any, tuple[str, ...]]:
+    """Return axes and spacing, as given or as the OME-Zarr group of an array says, and notes."""
+    if not path.is_dir() or (axes is not None and spacing is not None):
+        return axes, spacing, ()
+    array = open_array(path)
+    shape = tuple(map(int, array.shape))
+    media = Media(path, "zarr", "volume", np.broadcast_to(np.zeros((), array.dtype), shape))
+    told = _told_by_group(path)
+    if told is None:
+        if axes is not None or channel_axis is not None or not _fits(shape, None):
+            return axes, spacing, ()
+        return None, spacing, _bare_notes(array, in_blocks(replace(media, axes="ZYX"), spacing))
+    found, scale = told
+    said = found.replace("?", "_")
+    if axes is not None and axes != found:
+        return axes, spacing, (f"{path}: its OME-Zarr group says {said}; read as {axes}, as given",)
+    own = found.index("C") if "C" in found else None
+    if channel_axis is not None and check_axis(len(shape), channel_axis) != own:
+        got = f"channel_axis: got {channel_axis} for {path}, which is {said} by its OME-Zarr group"
+        raise InputError(f"{got}; leave it out, or give axes")
+    if not _fits(shape, found):
+        raise file_error(path, f"the axes {said} of {' x '.join(map(str, shape))} by its OME-Zarr group",
+                         "Y and X, and at most C and one of Z and T beside them, for blocks",
+                         "name the group, which is denoised as a whole, or give axes")  # fmt: skip
+    media = in_blocks(replace(media, axes=found, scale=scale), spacing)
+    return found, media.spacing if spacing is None else spacing, media.notes
+
+
+def _told_by_group(path: Path) -> Any:
+    if not is_group(Path(os.path.realpath(path)).parent):
+        return None
+    try:
+        return call("nlflow.desk.formats.ngff:told_by_group", path, memory_limit())
+    except NlflowError:
+        raise
+    # A damaged description makes zarr fail in any way.
+    except Exception as error:
+        got = f"a group around it that cannot be read ({reason_of(error)})"
+        raise file_error(path, got, "one that says its axes", "copy it anew, or give axes and spacing") from error
+
+
+def _fits(shape: tuple[int, ...], axes: str | None) -> bool:
+    """Return whether blocks take these axes, or without axes whether they take the array for a volume."""
+    if axes is None and len(shape) != 3:
+        return False
+    try:
+        Axes.of(shape, None, axes)
+    except InputError:
+        return False
+    return axes is None or {*"YX"} <= {*axes}
+
+
+def _bare_notes(array: Any, media: Media) -> tuple[str, ...]:
+    first, *rest = media.notes
+    names = ", ".join(map(str, getattr(array.metadata, "dimension_names", None) or ()))
+    if not names:
+        first += "; --axes TYX takes them for frames"
+    elif names.upper() != ", ".join(media.axes):
+        first += f", though its axes are named {names}; --axes says otherwise"
+    return first, *rest
 
 
 def open_stack(
@@ -279,7 +349,8 @@ def denoise_store(
     ----------
     source : path
         A zarr array or a TIFF file, as `open_image` takes them; with `axes` also a TIFF file of pages. All workers must
-        find it under this path.
+        find it under this path. For an array in an OME-Zarr group, axes and spacing are those that the group says,
+        unless they are given.
     target : path
         The zarr array to write; workers write it under this path.
     sigma, quality, noise, channel_axis, axes, spacing, options, **more
@@ -320,7 +391,8 @@ def denoise_store(
     _check_place(source, target, existing)
     with locked(target, "OUT", whole=True), ExitStack() as stack:
         whole = _tidy(partial, target, keep=existing == "resume")
-        replace = whole or _may_replace(target, existing)
+        replaces = whole or _may_replace(target, existing)
+        axes, spacing, _ = told_axes(source, channel_axis, axes, spacing)
         image, axis, axes = open_stack(source, channel_axis, axes, block, quality)
         stack.enter_context(_workers.cluster(scheduler, workers))
         result, info, fingerprint = denoised(
@@ -332,10 +404,10 @@ def denoise_store(
         if whole:  # the process was killed after its last block
             kept = len(_done_before(target, problem, result.numblocks))
         else:
-            done = _begin(partial, result, {"problem": problem, "replace": replace}, resume=existing == "resume")
+            done = _begin(partial, result, {"problem": problem, "replace": replaces}, resume=existing == "resume")
             kept = len(done)
             _write_blocks(result, partial, done, progress)
-            _finish(partial, target, replace=replace)
+            _finish(partial, target, replace=replaces)
         _tidy(partial, target)
     return info, {"blocks": math.prod(result.numblocks), "kept": kept, "bytes": int(result.nbytes)}
 

@@ -131,7 +131,8 @@ on tensors of the CPU, to compare with. The noise is found out on the CPU. pixel
 is refused, and auto leaves them there.
 
 \b
-Larger than memory: if OUT ends in .zarr and IN is a zarr array (of a stack with --axes) or a TIFF file of one picture
+Larger than memory: if OUT ends in .zarr and IN is a zarr array (of a stack with --axes, or in an OME-Zarr group,
+which says its axes) or a TIFF file of one picture
 (of pages with --axes and --write block=192), noise is taken to be white (or of counts), and OUT is written block by
 block by processes of this machine, or by workers of a Dask scheduler: --write workers=ADDRESS.
 Until it is complete it is called OUT.partial; with --existing
@@ -374,7 +375,7 @@ def _denoise_large(
 ) -> None:  # fmt: skip
     """Denoise an image block by block; none of the options `refused`, which need the whole image, may have a value."""
     from nlflow.backends.machine import version
-    from nlflow.desk.large import denoise_store
+    from nlflow.desk.large import denoise_store, told_axes
 
     for option, value in refused.items():
         if value is not None:
@@ -389,6 +390,11 @@ def _denoise_large(
     if words["noise"] == "auto" and sigma is None and not quiet:
         told = "the noise is taken to be white, since blocks know no other; to have it found out, name OUT .tif or .npy"
         say("note", told)
+    with named(sources[0]):
+        axes, spacing, notes = told_axes(sources[0], words["channel_axis"], words["axes"], words["spacing"])
+    words |= {"axes": axes, "spacing": spacing}
+    for text in () if quiet else notes:
+        say("note", text)
     start, log = time.perf_counter(), progress_of(quiet, str(sources[0]))
     with progress_bar(quiet, desc="denoise", unit="block") as bar:
 
@@ -404,8 +410,9 @@ def _denoise_large(
     details.pop("residual")  # nobody has computed it
     seconds = time.perf_counter() - start
     if as_json:
-        print_json({"input": str(sources[0]), "output": target, "sigma_given": sigma, **counts, "denoise": details,
-                    "seconds_total": seconds, "version": version()})  # fmt: skip
+        print_json({"input": str(sources[0]), "output": target, "axes": axes, "spacing": spacing, "sigma_given": sigma,
+                    **counts, "denoise": details, "notes": notes, "seconds_total": seconds,
+                    "version": version()})  # fmt: skip
     elif not quiet:
         kept = f" ({counts['kept']} of them done before)" if counts["kept"] else ""
         origin = "estimated" if info.sigma_estimated else "given"

@@ -173,6 +173,15 @@ def settle(media: Media, axes: str | None, spacing: Sequence[float] | None) -> M
     return replace(settled, notes=(*media.notes, *notes))
 
 
+def in_blocks(media: Media, spacing: Sequence[float] | None) -> Media:
+    """Return a stack whose axes are known with its spacing and notes; no sample is looked at, as `settle` does."""
+    kind: Kind = "volume" if "Z" in media.axes else "clip" if "T" in media.axes else "image"
+    known = replace(media, kind=kind)
+    notes = [_told(known)]
+    found = _spacing(known, None, notes) if spacing is None else None
+    return replace(known, spacing=found, notes=tuple(notes))
+
+
 def _named(media: Media, found: str, shape: tuple[int, ...], axes: str | None) -> str:
     if axes is None:
         return found

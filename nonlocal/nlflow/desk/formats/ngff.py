@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import os
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -46,7 +47,8 @@ def decode(path: Path) -> Media:
         said = [str(name).upper() for name in getattr(opened.metadata, "dimension_names", None) or ()]
         known = len(said) == opened.ndim and len(set(said)) == len(said)
         told = "".join(a if a in ("T", "Z", "C", "Y", "X") else "?" for a in said) if known else "?" * opened.ndim
-        return Media(path, "zarr", "volume", _loaded(path, opened), axes=told)
+        told, scale = told_by_group(path) or (told, {})
+        return Media(path, "zarr", "volume", _loaded(path, opened), axes=told, scale=scale)
     group, beside = _image(path, opened)
     attributes = _plain(group.attrs)
     own = attributes.get("ome", attributes)
@@ -66,19 +68,7 @@ def decode(path: Path) -> Media:
     if not isinstance(array, zarr.Array):
         got = f"no array {level['path']!r}, which its metadata name as the first level"
         raise file_error(path, got, _EXPECTED, "copy or export it again")
-    axes, units = _axes(path, multiscale, array.ndim)
-    factors = [1.0] * array.ndim
-    for transform in (*level.get("coordinateTransformations", ()), *multiscale.get("coordinateTransformations", ())):
-        if transform.get("type") == "scale":
-            if len(transform["scale"]) != array.ndim:
-                got = f"a scale of {len(transform['scale'])} numbers for {array.ndim} axes"
-                raise file_error(path, got, _EXPECTED, "export it again")
-            factors = [a * float(b) for a, b in zip(factors, transform["scale"], strict=True)]
-    scale = {}
-    for letter, factor, unit in zip(axes, factors, units, strict=True):
-        value = scale_of(factor, unit)
-        if letter in "TZYX" and value is not None and (unit or factor != 1):
-            scale[letter] = value
+    axes, scale = _placed(path, multiscale, level, array.ndim)
     notes = []
     if len(levels) > 1:
         beside = [f"the {len(levels) - 1} smaller level(s) of its pyramid", *beside]
@@ -95,6 +85,47 @@ def decode(path: Path) -> Media:
     extras |= {"ngff": {**own, "format": array.metadata.zarr_format, "chunks": array.chunks}}
     data = _loaded(path, array)
     return Media(path, "zarr", "volume", data, extras=extras, notes=tuple(notes), axes=axes, scale=scale)
+
+
+def told_by_group(path: Path) -> tuple[str, dict[str, tuple[float, str]]] | None:
+    """Return axes and scale of an array by the OME-Zarr group that it is a level of; None outside of such groups."""
+    array = Path(os.path.realpath(path))
+    for folder in array.parents:
+        if not is_group(folder):
+            break
+        check_links(folder, [folder / name for name in ("zarr.json", ".zgroup", ".zattrs")], _EXPECTED)
+        attributes = _plain(_need_zarr(path).open_group(folder, mode="r").attrs)
+        scales = attributes.get("ome", attributes).get("multiscales")
+        for multiscale in scales if isinstance(scales, list) else []:
+            levels = multiscale.get("datasets") if isinstance(multiscale, dict) else None
+            for level in levels if isinstance(levels, list) else []:
+                name = level.get("path") if isinstance(level, dict) else None
+                if isinstance(name, str) and name.strip("/") == array.relative_to(folder).as_posix():
+                    opened = _need_zarr(path).open_array(array, mode="r")
+                    return _placed(folder, multiscale, level, opened.ndim)
+    return None
+
+
+def _placed(
+    path: Path, multiscale: dict[str, Any], level: dict[str, Any], count: int
+) -> tuple[str, dict[str, tuple[float, str]]]:
+    axes, units = _axes(path, multiscale, count)
+    factors = [1.0] * count
+    for transform in (*level.get("coordinateTransformations", ()), *multiscale.get("coordinateTransformations", ())):
+        if transform.get("type") == "scale":
+            if len(transform["scale"]) != count:
+                got = f"a scale of {len(transform['scale'])} numbers for {count} axes"
+                raise file_error(path, got, _EXPECTED, "export it again")
+            factors = [a * float(b) for a, b in zip(factors, transform["scale"], strict=True)]
+    # Where all factors are 1 and none has a unit, nobody has measured them.
+    told = {a for a, factor, unit in zip(axes, factors, units, strict=True) if unit or factor != 1}
+    told |= {*"ZYX"} if told & {*"ZYX"} else set()
+    scale = {}
+    for letter, factor, unit in zip(axes, factors, units, strict=True):
+        value = scale_of(factor, unit)
+        if letter in "TZYX" and value is not None and letter in told:
+            scale[letter] = value
+    return axes, scale
 
 
 def _image(path: Path, group: Any) -> tuple[Any, list[str]]:
