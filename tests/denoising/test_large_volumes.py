@@ -286,8 +286,8 @@ def test_an_array_of_three_axes_is_told_to_be_a_volume(tmp_path: Path) -> None:
     assert "does not say how far apart its slices are" in told[2][1]
     zarr.create_array(tmp_path / "n.zarr", shape=(9, 9, 9), dtype="u1", dimension_names=("t", "y", "x"))
     _, _, notes = storing.told_axes(tmp_path / "n.zarr", None, None, (1, 1, 1))
-    assert notes == (f"{tmp_path / 'n.zarr'}: read as ZYX, 9 slices of 9 x 9, though its axes are named t, y, x; --axes "
-                     "says otherwise",)  # fmt: skip
+    assert notes == (f"{tmp_path / 'n.zarr'}: read as ZYX, 9 slices of 9 x 9, though its axes are named t, y, x; "
+                     "--axes says otherwise",)  # fmt: skip
     assert storing.told_axes(write(tmp_path / "p.zarr", BYTES[0]), None, None, None) == (None, None, ())
 
 

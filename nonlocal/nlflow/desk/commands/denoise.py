@@ -132,11 +132,10 @@ is refused, and auto leaves them there.
 
 \b
 Larger than memory: if OUT ends in .zarr and IN is a zarr array (of a stack with --axes, or in an OME-Zarr group,
-which says its axes) or a TIFF file of one picture
-(of pages with --axes and --write block=192), noise is taken to be white (or of counts), and OUT is written block by
-block by processes of this machine, or by workers of a Dask scheduler: --write workers=ADDRESS.
-Until it is complete it is called OUT.partial; with --existing
-resume the same command goes on with that.
+which says its axes) or a TIFF file of one picture (of pages with --axes and --write block=192), noise is taken to be
+white (or of counts), and OUT is written block by block by processes of this machine, or by workers of a Dask scheduler:
+--write workers=ADDRESS. Until it is complete it is called OUT.partial; with --existing resume the same command goes on
+with that.
 
 \b
 Examples:
