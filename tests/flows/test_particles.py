@@ -287,3 +287,48 @@ SAME = np.array([[0.0, 1.0], [2.0, 0.5], [0.0, 1.0]])
 def test_what_cannot_move_is_refused(make: Any, words: str) -> None:
     with pytest.raises(InputError, match=words):
         make(drawn(30, 2, 13))
+
+
+POTENTIALS: dict[str, Any] = {
+    "wells": (lambda x: ((x**2 - 1) ** 2).sum(-1), lambda x: 4 * x * (x**2 - 1), [[1.0], [-1.0]]),
+    "Morse": (
+        lambda x: ((1 - np.exp(1 - x)) ** 2).sum(-1),
+        lambda x: 2 * (1 - np.exp(1 - x)) * np.exp(1 - x),
+        [[1.0]],
+    ),
+    "cosine": (lambda x: (1 + np.cos(x)).sum(-1), lambda x: -np.sin(x), [[np.pi]]),
+    "fast": (lambda x: np.sin(1000 * x).sum(-1), lambda x: 1000 * np.cos(1000 * x), [[0.3], [1.0], [-7.7]]),
+    "steep": (lambda x: x**2 @ np.array([5e5, 0.5], x.dtype), lambda x: x * np.array([1e6, 1.0], x.dtype), 3),
+}
+
+
+@pytest.mark.parametrize("name", POTENTIALS)
+def test_a_right_gradient_is_taken_also_where_it_vanishes_or_is_fast(name: str) -> None:
+    value, gradient, places = POTENTIALS[name]
+    x = drawn(20, 2, places) if isinstance(places, int) else np.array(places)
+    for shift in (0.0, 1e-9, 1e-3):
+        External(value, gradient).check(x + shift)
+
+
+@pytest.mark.parametrize("name", ["wells", "Morse", "cosine", "steep"])
+def test_a_right_gradient_in_float32_is_taken(name: str) -> None:
+    value, gradient, places = POTENTIALS[name]
+    x = drawn(20, 2, places) if isinstance(places, int) else np.array(places)
+    for shift in (0.0, 0.1):
+        External(value, gradient).check((x + shift).astype(np.float32))
+
+
+def test_a_wrong_gradient_is_refused_beside_a_steeper_axis_and_in_float32() -> None:
+    x = drawn(20, 2, 3)
+    steep = POTENTIALS["steep"][0]
+    for sign in (-1.0, 0.9, 0.0):
+        with pytest.raises(InputError, match="along axis 1"):
+            External(steep, lambda x, sign=sign: x * np.array([1e6, sign])).check(x)
+    for wrong in (0.99, 1.01):
+        off = External(lambda x: (x**2).sum(-1) / 2, lambda x, wrong=wrong: x * x.dtype.type(wrong))
+        with pytest.raises(InputError, match="differs by"):
+            off.check(x.astype(np.float32))
+    for shift in (0.1, 1e-3):
+        wells, slopes, places = POTENTIALS["wells"]
+        with pytest.raises(InputError, match="differs by"):
+            External(wells, lambda x, slopes=slopes: 1.01 * slopes(x)).check(np.array(places) + shift)

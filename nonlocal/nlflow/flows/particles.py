@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from typing import Any, Self
 
 import numpy as np
@@ -36,7 +37,6 @@ from nlflow.errors import (
     check_tensor,
     checked_call,
 )
-from nlflow.flows.flow import difference
 from nlflow.flows.noise import Noise
 from nlflow.flows.second_order import SecondOrder, response
 from nlflow.flows.terms import TermError
@@ -48,7 +48,8 @@ _UNSEEN = {4: 1e-9, 8: 1e-18}
 _AT_HALF = (1e-6, 0.05)  # of the forces from a twentieth of half a period on: what may be left at half a period
 _MEETING = 1e-9  # distance at which a singular force is looked at
 _PATIENCE = 64  # refused steps after which particles are said to collide
-_SLOPES = {4: 2e-2, 8: 1e-5}  # relative difference of a gradient from differences of its function
+_SLOPES = {4: 2e-3, 8: 1e-5}  # relative difference of a gradient from differences of its function
+_STEPS = (1 / 512, 1 / 64, 1 / 8, 1.0)  # of those differences, over that which suits slow functions
 
 
 class CollisionError(TermError):
@@ -76,7 +77,11 @@ class External:
     gradient: Callable[[Array], Array]
 
     def check(self, x: Array) -> None:
-        """Raise `InputError` unless the gradient is that of the values."""
+        """Raise `InputError` where the gradient at x is not that of the values.
+
+        Not seen are errors below 1e-5 of the steepest slope along an axis, 2e-3 in float32, and below the rounding of
+        the values. A potential that swings within 1e-7 of the largest position, 1e-4 in float32, may be refused.
+        """
         xp = namespace(x)
         values, slopes = self.value(x), self.gradient(x)
         for name, found, shape in (("value", values, x.shape[:1]), ("gradient", slopes, x.shape)):
@@ -84,16 +89,44 @@ class External:
                 raise InputError(
                     f"potential: its {name} gave shape {tuple(getattr(found, 'shape', ()))}, expected {tuple(shape)}"
                 )
-        steepest, size = (scalar(xp.max(xp.abs(found))) for found in (slopes, x))
-        rounding = float(xp.finfo(x.dtype).eps) ** (2 / 3) * scalar(xp.max(xp.abs(values))) / (size or 1.0)
-        for c, axis in enumerate(np.eye(int(x.shape[1]))):
-            expected = difference(self.value, x, 0 * x + constant_like(axis, x))
-            off = scalar(xp.max(xp.abs(expected - slopes[:, c])))
-            if not off <= _SLOPES[x.dtype.itemsize] * steepest + 4 * rounding:
+        for c in range(int(x.shape[1])):
+            steepest = scalar(xp.max(xp.abs(slopes[:, c])))
+            allowed = _SLOPES[x.dtype.itemsize] * steepest
+            finer: list[tuple[Array, float]] = []
+            for expected, unsure in self._differences(x, c, values, steepest):
+                off = scalar(xp.max(xp.abs(expected - slopes[:, c])))
+                # Steps that are too long for a fast function are told by shorter ones.
+                known = all(scalar(xp.max(xp.abs(expected - one))) <= unsure + other for one, other in finer)
+                finer.append((expected, unsure))
+                if off <= allowed + unsure or not known:
+                    continue
                 raise InputError(
                     f"potential: its gradient differs by {off:.3g} from differences of its value along axis {c}, where "
                     f"slopes are up to {steepest:.3g}; correct one of them"
                 )
+
+    def _differences(self, x: Array, c: int, values: Array, steepest: float) -> list[tuple[Array, float]]:
+        """Return slopes along an axis by extrapolated differences of ever longer steps, with bounds of their errors."""
+        xp, eps = namespace(x), float(namespace(x).finfo(x.dtype).eps)
+        axis = constant_like(np.eye(int(x.shape[1]))[c], x)
+        size = scalar(xp.max(xp.abs(x[:, c]))) or 1.0
+        result: list[tuple[Array, float]] = []
+        highest, longest = scalar(xp.max(xp.abs(values))), eps ** (1 / 3) * size
+
+        def around(h: float) -> tuple[Array, Array, Array]:
+            after, before = x + h * axis, x - h * axis
+            return self.value(after), self.value(before), after[:, c] - before[:, c]
+
+        with np.errstate(all="ignore"):
+            above, below, _ = around(4 * longest)
+            curved = scalar(xp.max(xp.abs((above - values) + (below - values)))) / (4 * longest) ** 2
+            for h in (factor * longest for factor in _STEPS):
+                # The rounding of the values, that of x within them, and that of the place where the slope is.
+                rounding = (highest + size * steepest) / h + (size * curved if math.isfinite(curved) else 0.0)
+                found = [(above - below) / length for above, below, length in (around(h), around(2 * h), around(4 * h))]
+                apart = max(scalar(xp.max(xp.abs(one - two))) for one, two in pairwise(found))
+                result.append(((4 * found[0] - found[1]) / 3, 4 * (apart + eps * rounding)))
+        return result
 
 
 def _met(x: Floats, w: Floats) -> float:
