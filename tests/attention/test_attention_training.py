@@ -154,6 +154,7 @@ def test_projections_that_are_replaced_are_refused() -> None:
         model(**inputs_of(model))
 
 
+@pytest.mark.on_cpu("transformers' own from_pretrained asks for accelerate under a default device")
 def test_what_terms_have_learned_is_no_unexpected_weight(tmp_path: Path) -> None:
     """The report of the weights that a model does not take names others, and is transformers' own afterwards."""
     import logging
