@@ -40,8 +40,9 @@ def perturbation(shape: tuple[int, ...], *, rng: Any = None, dtype: Any = np.flo
     given: Any = shape
     axes = tuple(given) if isinstance(given, tuple | list) else (given,)
     sizes = tuple(check_integer("shape", n, minimum=0, hint="the numbers of samples along the axes") for n in axes)
+    generator = check_generator(rng)
     try:
-        signs = check_generator(rng).integers(0, 2, sizes, dtype=np.int8)
+        signs = generator.integers(0, 2, sizes, dtype=np.int8)
     except ValueError as error:  # too many axes, or samples
         raise InputError(
             f"shape: got {shortened(repr(shape))}, expected one that an array can have ({error})"
