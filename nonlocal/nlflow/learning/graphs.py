@@ -231,14 +231,14 @@ class PointGraph:
 
     @cached_property
     def own(self) -> Floats:
-        """Share of each node's degree that is a loop without a part; an affinity that was given has none."""
+        """Share of each node's degree that is its own loop, 0 for an affinity that was given and keeps no matrix."""
         p = self.affinity
-        if isinstance(self._recipe.affinity, Affinity):
-            return np.zeros(self.size)
         if isinstance(p, DenseAffinity):
             return np.asarray(np.diagonal(to_numpy(p.matrix)), np.float64)
         if isinstance(p, SparseAffinity) and self._kernel is None:
             return np.asarray(p._transitions().diagonal(), np.float64)
+        if self._kernel is None:
+            return np.zeros(self.size)
         logs = np.asarray(to_numpy(p._log_degree_wide()), np.float64).ravel()  # k(x, x) = 1, and so are the weights
         return np.minimum(np.exp(-logs), 1.0)
 

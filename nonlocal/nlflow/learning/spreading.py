@@ -40,7 +40,7 @@ class LabelSpreading(ProbabilisticClassifier):
         farthest of them (Zelnik-Manor and Perona 2004). 'rbf' or a kernel: exp(-gamma |x - y|^2), or that kernel,
         between all pairs. 'precomputed': weights (N, N) given as X. A function of two sets of points (N, d) and (M, d)
         returns weights (N, M), of which the mean of both directions is taken. Their diagonal has no part. An Affinity
-        of the samples has W_ij = w_i w_j k_ij, with its diagonal; X says only how many samples there are.
+        of the samples has W_ij = w_i w_j k_ij, without its diagonal if it keeps a matrix; X tells their number.
     gamma : float or None
         Of 'rbf'; None takes the width of the steepest slope of `choose_width`.
     n_neighbors : int or None
