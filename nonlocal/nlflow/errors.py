@@ -514,7 +514,10 @@ def check_memory(what: str, needed: int, remedy: str, limit: float | None = None
         )
         error.what, error.remedy, error.needed = what, remedy, needed
         error.kept = needed if kept is None else kept
-        raise error
+        try:
+            raise error
+        finally:
+            del error  # its traceback holds this frame: a cycle would keep the arrays of all callers in memory
 
 
 def check_flag(name: str, value: Any) -> bool:
