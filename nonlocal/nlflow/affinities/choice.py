@@ -15,6 +15,7 @@ from nlflow.affinities.base import Affinity
 from nlflow.affinities.pairs import PAIR_METHODS, Asked, Pairs, at_once, from_pairs, loaded
 from nlflow.backends.memory import limit_for
 from nlflow.domains import Domain, Grid
+from nlflow.domains.base import check_domain
 from nlflow.domains.mask import Mask, check_present
 from nlflow.errors import (
     InputError,
@@ -162,8 +163,7 @@ def from_matrix(matrix: Any, domain: Domain, memory_limit: float | None = None) 
         For a wrong shape, negative or non-finite entries, or a row of zeros, and for what is no domain.
     """
     check_detached("memory_limit", memory_limit)
-    if not isinstance(domain, Domain):
-        raise InputError(f"domain: got {type(domain).__name__}, expected a Grid or Points")
+    check_domain(domain)
     from nlflow.affinities.dense import DenseAffinity
 
     result = DenseAffinity.from_matrix(matrix, domain, memory_limit)

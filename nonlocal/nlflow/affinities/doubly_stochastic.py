@@ -12,6 +12,7 @@ from nlflow._array import Array, check_untracked, constant_like, namespace, scal
 from nlflow.affinities.dense import DenseAffinity
 from nlflow.affinities.logits import properties
 from nlflow.domains import Domain, Points
+from nlflow.domains.base import check_domain
 from nlflow.domains.mask import Mask, Sight
 from nlflow.errors import (
     InputError,
@@ -168,8 +169,8 @@ def sinkhorn(
         "iterations": check_integer("iterations", iterations, minimum=1),
         "memory_limit": memory_limit,
     }
-    if domain is not None and not isinstance(domain, Domain):
-        raise InputError(f"domain: got {type(domain).__name__}, expected a Grid or Points")
+    if domain is not None:
+        check_domain(domain)
     if not isinstance(kernel, Kernel):
         given = {"features": features, "queries": queries, "mask": mask}
         if named := [name for name, value in given.items() if value is not None]:

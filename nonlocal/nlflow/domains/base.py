@@ -63,3 +63,9 @@ class Domain:
                 f"{name}: got shape {got}, expected {own} or {(*own, 'D')}: "
                 "the node axes of the domain first, then at most one channel axis"
             )
+
+
+def check_domain(value: Any, name: str = "domain") -> Domain:
+    if not isinstance(value, Domain):
+        raise InputError(f"{name}: got {type(value).__name__}, expected a Grid or Points")
+    return value

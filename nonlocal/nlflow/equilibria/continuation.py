@@ -58,7 +58,7 @@ def continue_equilibria(
     """Follow equilibria along a parameter, through folds, and find where their number or stability changes.
 
     Pseudo-arclength continuation (Keller 1977, in Applications of Bifurcation Theory; Doedel 2007, doi
-    10.1007/978-1-4020-6356-5_1). What the flow conserves stays as it is at the start. Two eigenvalues that cross in
+    10.1007/978-1-4020-6356-5_1). Every solution has the conserved means of the start. Two eigenvalues that cross in
     opposite directions within one step are missed; a smaller `longest` helps.
 
     Parameters

@@ -161,7 +161,7 @@ def find_equilibrium(
 
     Newton's method with steps that are shortened until |du/dt| falls; where it fails, pseudo-transient continuation by
     implicit Euler steps that grow (Kelley and Keyes 1998, doi 10.1137/S0036142996304796). The Jacobian is a matrix up
-    to 600 unknowns; beyond, GMRES solves with it. What the flow conserves stays as it is at the start.
+    to 600 unknowns; beyond, GMRES solves with it. The result has the conserved means of the start.
 
     Parameters
     ----------

@@ -14,6 +14,7 @@ import numpy as np
 from nlflow._array import to_numpy
 from nlflow.backends.devices import CPU, DEVICES, DTYPES, choose_device
 from nlflow.domains import Domain
+from nlflow.domains.base import check_domain
 from nlflow.errors import InputError, all_digits, check_array, check_choice, check_integer, check_number
 from nlflow.functionals.metrics import METRICS
 from nlflow.kernels import NAMED, ExpDotProduct, Formula, Gaussian, Kernel, RadialKernel
@@ -100,9 +101,7 @@ def _tokens(name: str, value: Any) -> Any:
 
 
 def _domain(name: str, value: Any) -> Domain:
-    if not isinstance(value, Domain):
-        raise InputError(f"{name}: got {type(value).__name__}, expected a Grid or Points")
-    return value
+    return check_domain(value, name)
 
 
 def _origin(name: str, value: Any) -> Any:

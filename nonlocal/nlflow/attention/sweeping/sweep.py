@@ -147,8 +147,8 @@ def sweep(
         Draws of the bootstrap, at least 100.
     rng : numpy.random.Generator or seed
     seconds : float, optional
-        About how long all may take. What would take longer is left out: the last names of `layers` first, then the last
-        numbers of each cure.
+        Limit of the whole sweep, roughly kept. Settings that would exceed it are left out: the last names of `layers`
+        first, then the last numbers of each cure.
     adapter
         As for `nlflow.attention.attach`.
     progress : bool
