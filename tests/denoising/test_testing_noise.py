@@ -62,6 +62,19 @@ def test_every_public_model_keeps_the_contract(kind: type[Noise]) -> None:
     check_noise(noise, clean)
 
 
+@pytest.mark.parametrize("kind", public(), ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("name", ["reduce", "hits", "completed", "strength"])
+def test_what_is_no_array_of_samples_is_refused_by_name(kind: type[Noise], name: str) -> None:
+    method = getattr(MADE[kind][0], name, None)
+    if method is None or getattr(kind, name) is getattr(Noise, name, None):  # which looks at no sample
+        return
+    for wrong in ([[1.0, 2.0]], np.ones(7), np.ones((5, 5, 1), complex), np.ma.ones((5, 5, 1))):
+        with pytest.raises(InputError, match=r"^samples: got"):
+            method(wrong)
+    with pytest.raises(InputError, match=r"^missing: got bool of shape \(3,\), expected booleans of shape \(5, 5\)"):
+        method(np.ones((5, 5, 1)), np.zeros(3, bool))
+
+
 def test_every_public_model_is_entered_by_its_kind() -> None:
     assert {one.kind: one.__name__ for one in public()} == names.KINDS
     assert all(names.model_class(one.kind) is one for one in public())

@@ -6,6 +6,7 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, field, fields, replace
+from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -64,6 +65,17 @@ def check_missing(missing: Any, shape: tuple[int, ...]) -> None:
         is_array = isinstance(missing, np.ndarray)
         got = f"{missing.dtype} of shape {missing.shape}" if is_array else type(missing).__name__
         raise InputError(f"missing: got {got}, expected booleans of shape {shape}, True where a sample is missing")
+
+
+def _checked(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a method of samples and missing ones that refuses what `check_samples` does."""
+
+    @wraps(method)
+    def of_samples(self: Noise, samples: Any, missing: Any = None) -> Any:
+        check_samples(samples, missing)
+        return method(self, samples, missing)
+
+    return of_samples
 
 
 def refuse_negative(samples: Array, expected: str, name: str = "image") -> None:
@@ -135,11 +147,14 @@ class Noise(ABC):
                 object.__setattr__(self, one.name, check_number(one.name, value, **one.metadata))
 
     def __init_subclass__(cls, **words: Any) -> None:
-        """Give a model the comparison of models, which knows arrays; that of dataclasses does not."""
+        """Give a model the comparison of models, which knows arrays, and methods that look at the samples first."""
         super().__init_subclass__(**words)
         for name in ("__eq__", "__hash__"):
             if name not in vars(cls):
                 setattr(cls, name, getattr(Noise, name))
+        for name in ("completed", "hits", "reduce", "strength"):
+            if name in vars(cls):
+                setattr(cls, name, _checked(vars(cls)[name]))
 
     def __eq__(self, other: object) -> bool:
         if type(other) is not type(self):
