@@ -7,16 +7,20 @@ import json
 import re
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
+from scipy.io import wavfile
 from typer.testing import CliRunner
 
 from nlflow import FileFormatError, InputError, NlflowWarning
+from nlflow.desk.commands import attention_data
 from nlflow.desk.commands import main as cli
+from nlflow.desk.files import read
 from nlflow.errors import install_command
 
 torch = pytest.importorskip("torch")
@@ -135,6 +139,38 @@ def test_json_tokens_and_images(folder: Path) -> None:
     assert report["rows"][2]["redundancy"] is None  # after the last layer: JSON has no NaN
     report = json.loads(run(folder / "vit", "--image", folder / "photo.png", "--json").stdout)
     assert (report["kind"], report["tokens"]) == ("ViTModel", 17)
+
+
+def test_pictures_are_those_that_people_see(tmp_path: Path) -> None:
+    """A photograph lies as its camera did; Pillow makes grey levels above 255 white where it is asked for colours."""
+    told = Image.Exif()
+    told[0x0112] = 6  # turned clockwise
+    place, pixels = tmp_path / "pictures", np.random.default_rng(0).integers(0, 256, (4, 6, 3), np.uint8)
+    for name in ("a", "b"):
+        (place / name).mkdir(parents=True)
+        Image.fromarray(pixels).save(place / name / "one.png", exif=told)
+    with zipfile.ZipFile(tmp_path / "pictures.zip", "w") as archive:
+        for path in place.rglob("*.png"):
+            archive.write(path, path.relative_to(place))
+    for given in (place, tmp_path / "pictures.zip"):
+        found, labels = attention_data._pictures(given, 2)
+        assert labels == ["a", "b"]
+        for one in (*found, attention_data.picture_of(place / "a" / "one.png")):
+            np.testing.assert_array_equal(one, np.rot90(pixels, -1))
+    Image.fromarray(np.full((4, 4), 300, np.uint16)).save(place / "b" / "one.png")
+    with pytest.raises(FileFormatError, match=r"--images: got b/one\.png of uint16 samples, expected 8 bits"):
+        attention_data._pictures(place, 2)
+    (place / "a" / "one.png").write_bytes(b"no picture")
+    with pytest.raises(FileFormatError, match=r"--images: got a/one\.png, which cannot be read"):
+        attention_data._pictures(place, 2)
+
+
+@pytest.mark.parametrize(("kind", "middle", "rounding"), [("uint8", 128, 5e-3), ("int16", 0, 2e-5), ("int32", 0, 1e-7)])
+def test_sounds_lie_about_zero(tmp_path: Path, kind: str, middle: float, rounding: float) -> None:
+    """Samples of 8 bits have no sign: silence is 128."""
+    wave = 0.9 * np.sin(np.arange(800) / 7)
+    wavfile.write(tmp_path / "a.wav", 16_000, np.round(middle + (np.iinfo(kind).max - middle) * wave).astype(kind))
+    np.testing.assert_allclose(attention_data._samples(read(tmp_path / "a.wav", kind="signal")), wave, atol=rounding)
 
 
 def test_beyond_the_stable_range(folder: Path) -> None:

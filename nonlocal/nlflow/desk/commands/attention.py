@@ -142,10 +142,9 @@ def inputs_of(model: Any, source: str, text: str | None, image: Path | None, tok
     if text is not None:
         return text_inputs(model, source, text)
     if image is not None:
-        from nlflow.desk.files import read
+        from nlflow.desk.commands.attention_data import picture_of
 
-        media = read(image, kind="image")
-        return image_inputs(model, source, media.data)
+        return image_inputs(model, source, picture_of(image))
     return token_inputs(model, read_tokens("--tokens", tokens))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import io
+import tempfile
 import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -147,15 +147,20 @@ def _pictures(place: Path, items: int) -> tuple[list[Any], list[str]]:
     from nlflow.errors import FileFormatError
 
     if place.is_file() and zipfile.is_zipfile(place):
-        with zipfile.ZipFile(place) as archive:
+        with zipfile.ZipFile(place) as archive, tempfile.TemporaryDirectory(prefix="nlflow-") as folder:
             names = {one.filename: one for one in archive.infolist() if one.file_size <= _MOST and not one.is_dir()}
             chosen = _by_class(place, list(names), items)
-            return [_pixels(name, archive.read(names[name])) for name in chosen], [_class(name) for name in chosen]
+            found = []
+            for name in chosen:
+                path = Path(folder, f"picture{Path(name).suffix}")
+                path.write_bytes(archive.read(names[name]))
+                found.append(_picture(path, name))
+            return found, [_class(name) for name in chosen]
     if not place.is_dir():
         raise FileFormatError(f"--images: got {place}, expected a folder, or a ZIP, with a folder for each class")
     files = {str(path.relative_to(place).as_posix()): path for path in place.rglob("*") if path.is_file()}
     chosen = _by_class(place, list(files), items)
-    return [_pixels(name, files[name].read_bytes()) for name in chosen], [_class(name) for name in chosen]
+    return [_picture(files[name], name) for name in chosen], [_class(name) for name in chosen]
 
 
 def _class(name: str) -> str:
@@ -178,19 +183,26 @@ def _by_class(place: Path, names: list[str], items: int) -> list[str]:
     return [own[i * len(own) // min(each, len(own))] for own in groups.values() for i in range(min(each, len(own)))]
 
 
-def _pixels(name: str, content: bytes) -> Any:
-    import numpy as np
-    from PIL import Image, UnidentifiedImageError
-
+def _picture(path: Path, name: str) -> Any:
     from nlflow.errors import FileFormatError
 
     try:
-        with Image.open(io.BytesIO(content)) as picture:
-            return np.asarray(picture.convert("RGB"))
-    except (OSError, UnidentifiedImageError, Image.DecompressionBombError, ValueError, SyntaxError) as error:
-        raise FileFormatError(
-            f"--images: got {name}, which is no picture that can be read ({error}); leave it out"
-        ) from error
+        pixels = picture_of(path)
+    except ValueError as error:
+        why = str(error).replace(str(path), name)
+        raise FileFormatError(f"--images: got {name}, which cannot be read ({why}); leave it out") from error
+    if pixels.dtype != "uint8":
+        raise FileFormatError(f"--images: got {name} of {pixels.dtype} samples, expected 8 bits; convert it")
+    return pixels
+
+
+def picture_of(path: Path) -> Any:
+    """Return the pixels of a picture as people see it."""
+    from nlflow.desk.files import read
+    from nlflow.desk.formats.media import upright
+
+    media = read(path, kind="image")
+    return upright(media.data, media.orientation)
 
 
 def _of_pictures(network: Any, source: str, found: Any, wanted: str, size: int | None) -> Measured:
@@ -237,8 +249,9 @@ def _samples(media: Any) -> Any:
     from scipy.signal import resample_poly
 
     data = np.asarray(media.data)
-    largest = float(np.iinfo(data.dtype).max) if data.dtype.kind in "iu" else 1.0
-    sound = np.asarray(data, dtype=np.float64) / largest
+    middle = 128.0 if data.dtype == np.uint8 else 0.0  # of 8 bits, which WAV files hold without a sign
+    largest = np.iinfo(data.dtype).max - middle if data.dtype.kind in "iu" else 1.0
+    sound = (np.asarray(data, dtype=np.float64) - middle) / largest
     sound = sound.mean(axis=-1) if sound.ndim > 1 else sound
     rate = int(media.sample_rate or _RATE)
     common = math.gcd(rate, _RATE)
