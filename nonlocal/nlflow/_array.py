@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from nlflow._looks import is_tensor as is_tensor
 from nlflow._looks import take_answers, waiting_looks
-from nlflow.errors import InputError, NumericalError, check_dense
+from nlflow.errors import InputError, NumericalError, check_dense, check_tensor, check_unmasked
 
 Item = TypeVar("Item")
 
@@ -243,6 +243,10 @@ def _readable(tensor: Array) -> Array:
 
 def on_host(given: Any, name: str = "") -> NDArray[Any]:
     """Return what a user gave as a NumPy array on the host: a tensor of any device, an array or a sequence."""
+    if name:
+        check_unmasked(name, given)
+        if is_tensor(given):
+            check_tensor(name, given)
     try:
         return to_numpy(given) if is_tensor(given) else np.asarray(given)
     except ValueError as error:

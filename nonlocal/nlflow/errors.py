@@ -353,8 +353,7 @@ def check_array(
     """
     tail = f"; {hint}" if hint else ""
     otherwise = f", or {missing}" if missing else ""
-    if isinstance(value, np.ma.MaskedArray):
-        raise InputError(f"{name}: got a masked array, expected a plain one; fill it{otherwise}")
+    check_unmasked(name, value, otherwise)
     if isinstance(value, os.PathLike) or (isinstance(value, str) and Path(value).suffix):
         raise InputError(
             f"{name}: got the name of a file, {_shown(value)}, expected a real numeric array; read the file first, for "
@@ -412,6 +411,11 @@ def check_array(
     else:
         look()
     return array
+
+
+def check_unmasked(name: str, value: Any, otherwise: str = "") -> None:
+    if isinstance(value, np.ma.MaskedArray):
+        raise InputError(f"{name}: got a masked array, expected a plain one; fill it{otherwise}")
 
 
 def check_tensor(name: str, tensor: Any) -> None:

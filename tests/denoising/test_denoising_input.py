@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import warnings
 from typing import Any
 
@@ -305,6 +306,13 @@ def test_wide_integers_on_their_own_scale_pass():
 def test_a_word_for_sigma_is_refused_with_what_to_do(strength: float):
     with pytest.raises(InputError, match=r"sigma: got 'auto', expected a number, .*; leave it out to have"):
         denoise(np.eye(8), "auto", strength=strength)
+
+
+@pytest.mark.parametrize("strength", [1, 2])
+@pytest.mark.parametrize("sigma", [True, -1.0, b"1", [1, [2]]])
+def test_a_sigma_that_is_none_is_refused_as_it_was_given(sigma: Any, strength: float):
+    with pytest.raises(InputError, match=f"^sigma: got {re.escape(repr(sigma))}, expected"):
+        denoise(np.eye(8), sigma, strength=strength)
 
 
 @pytest.mark.parametrize("sigma", [0.1, [0.1, 0.02]])

@@ -245,6 +245,31 @@ def test_arrays_that_do_not_pass(value: Any, message: str) -> None:
         check_array("u", value, ndim=(2, 3), hint="see there")
 
 
+PATH = nl.affinity(nl.Gaussian(1.0), nl.Grid(4, boundary="isolated"))
+SQUARE = nl.Grid((4, 4), boundary="isolated")
+WHOLE, FLAGS, LEVELS = (np.ma.array(np.eye(4, dtype=kind), mask=np.eye(4) == 0) for kind in (int, bool, float))
+UNMASKED: dict[str, Any] = {
+    "nodes": lambda: nl.Constraint(WHOLE[0], 0.0),
+    "values": lambda: nl.Constraint([0, 3], lambda t: LEVELS[0, :2]).on(PATH).at(0.0, np.zeros(4)),
+    "start": lambda: nl.MarkovChain(PATH).walk(WHOLE[0], 1, walkers=4),
+    "start of a law": lambda: nl.MarkovChain(PATH).law(WHOLE[0, 1], 1),
+    "target": lambda: nl.MarkovChain(PATH).hitting_times(FLAGS[0]),
+    "present": lambda: nl.Mask(present=FLAGS[0]),
+    "inside": lambda: nl.FractionalLaplacian(SQUARE, 0.5, inside=FLAGS),
+    "mask": lambda: nl.denoise(np.eye(4), 1.0, mask=FLAGS),
+    "keep": lambda: nl.denoise(np.eye(4), 1.0, keep=FLAGS),
+    "keep of channels": lambda: nl.denoise(np.eye(4), 1.0, channel_axis=-1, separate=True, keep=FLAGS[0]),
+    "sigma": lambda: nl.denoise(np.eye(4), LEVELS, strength=2.0),
+    "sigma of channels": lambda: nl.denoise(np.eye(4), LEVELS[0], channel_axis=-1, separate=True),
+}
+
+
+@pytest.mark.parametrize("name", UNMASKED)
+def test_masks_are_nowhere_left_out_in_silence(name: str) -> None:
+    with pytest.raises(InputError, match=f"^{name.split()[0]}: got a masked array, expected a plain one; fill it$"):
+        UNMASKED[name]()
+
+
 def test_one_number_of_dimensions() -> None:
     assert check_array("u", np.ones((2, 2)), ndim=2).shape == (2, 2)
     with pytest.raises(InputError, match=r"expected 1$"):

@@ -18,6 +18,7 @@ from nlflow.errors import (
     check_integer,
     check_memory,
     check_tensor,
+    check_unmasked,
     checked_call,
     listed,
     warn_caller,
@@ -191,8 +192,7 @@ def from_package(value: Any, package: str) -> bool:
 
 def _plain(name: str, value: Any) -> NDArray[Any]:
     """Return an array, a tensor or a sequence as a NumPy array of any dtype."""
-    if isinstance(value, np.ma.MaskedArray):
-        raise InputError(f"{name}: got a masked array, expected a plain one; fill it")
+    check_unmasked(name, value)
     if is_tensor(value):
         if not hasattr(value, "layout") or "sparse" in str(value.layout):
             raise InputError(

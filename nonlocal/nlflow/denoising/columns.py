@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from nlflow.denoising.info import DenoiseInfo, together
 from nlflow.denoising.layout import Axes, shape_of
 from nlflow.denoising.runs import Trail, within
-from nlflow.errors import InputError
+from nlflow.errors import InputError, check_unmasked
 
 Array = NDArray[Any]
 _LOST = "returned unchanged: every sample is missing"
@@ -80,6 +80,7 @@ def _one_by_one(denoise: Callable[..., Any], given: Any, progress: Any, count: i
 
 def _of_channels(name: str, value: Any, axes: Axes, *, numbers: bool = False) -> list[Any]:
     """Return what an argument says of each channel: the same for all, or its own part of an array."""
+    check_unmasked(name, value)
     count, given = axes.channels, () if value is None or isinstance(value, str) else shape_of(name, value)
     if given == axes.shape:
         return [np.take(np.asarray(value), c, axes.channel) for c in range(count)]

@@ -20,7 +20,7 @@ from nlflow.denoising.noise.spectra import levels_for, levels_within
 from nlflow.denoising.options import Options
 from nlflow.denoising.residual import REACH, with_peaks
 from nlflow.denoising.runs import Run, Trail, Watch, select, within
-from nlflow.denoising.sigmas import LEAST_VARIANCE, levels_in, of_channels
+from nlflow.denoising.sigmas import LEAST_VARIANCE, check_sigma, levels_in, of_channels
 from nlflow.domains.samples import by_rows, exact_means, range_of, variance_of, varying
 from nlflow.errors import InputError, warn_caller
 
@@ -290,6 +290,7 @@ def observe(
 ) -> tuple[Frame, Part]:  # fmt: skip
     axes.check_patch(options.patch_size)
     given, sigma = choose_noise(noise, sigma)
+    check_sigma(sigma)
     kept = None if keep is None else axes.place("keep", keep)
     looked = as_given(image, axes, mask)
     samples, restore, missing = looked.samples, looked.restore, looked.missing

@@ -96,7 +96,7 @@ class Axes:
     def place(self, name: str, value: Any) -> NDArray[np.bool_]:
         """Return a mask of the spatial shape, True where at least one channel is not 0."""
         shape_of(name, value)
-        mask, told = marks_of(name, on_host(value))
+        mask, told = marks_of(name, on_host(value, name))
         if told:
             warn_caller(told)
         if mask.shape == self.spatial:

@@ -18,6 +18,13 @@ _HINT = "the noise in the units of the input"
 LEAST_VARIANCE = 1e-4
 
 
+def check_sigma(sigma: Any) -> None:
+    if sigma is not None and shape_of("sigma", sigma) == ():
+        check_number("sigma", sigma, minimum=0, hint=_HINT)
+    elif sigma is not None:
+        _check_levels(check_floats("sigma", sigma))
+
+
 def numbers_of(sigma: Any, spatial: tuple[int, ...], channels: int, named: bool, batch: int | None = None) -> Any:
     """Return the noise of each channel (C,), or of each item and channel (B, C); None if `sigma` is a map."""
     shape = shape_of("sigma", sigma)

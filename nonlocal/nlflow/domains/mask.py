@@ -12,7 +12,7 @@ import array_api_compat
 import numpy as np
 
 from nlflow._array import Array, is_tensor, namespace
-from nlflow.errors import InputError, check_flag, check_integer, check_tensor, warn_caller
+from nlflow.errors import InputError, check_flag, check_integer, check_tensor, check_unmasked, warn_caller
 
 _BLOCK = 2**22  # pairs of which a rule is asked at a time
 
@@ -62,6 +62,7 @@ class Mask:
         if self.rule is not None and not callable(self.rule):
             raise InputError(f"rule: got {self.rule!r}, expected a function of two arrays of node numbers")
         if self.present is not None:
+            check_unmasked("present", self.present)
             if is_tensor(self.present):
                 check_tensor("present", self.present)
             kind = str(getattr(self.present, "dtype", type(self.present).__name__))

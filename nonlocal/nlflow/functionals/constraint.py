@@ -13,7 +13,6 @@ from nlflow._array import (
     Array,
     constant_like,
     is_numpy,
-    is_tensor,
     kept_like,
     namespace,
     on_host,
@@ -21,7 +20,7 @@ from nlflow._array import (
     underflowing,
 )
 from nlflow.affinities import Affinity
-from nlflow.errors import InputError, NumericalError, check_array, check_detached, check_integer, check_tensor
+from nlflow.errors import InputError, NumericalError, check_array, check_detached, check_integer
 
 _LISTED = ("stencil", "sparse")  # methods whose edges are few and listed at once
 
@@ -79,8 +78,6 @@ class Constraint:
     """
 
     def __init__(self, nodes: Any, values: Any) -> None:
-        if is_tensor(nodes):
-            check_tensor("nodes", nodes)
         given = on_host(nodes, "nodes")
         if given.dtype != bool and (given.ndim != 1 or (given.size and given.dtype.kind not in "iu")):
             raise InputError(
@@ -193,7 +190,7 @@ class Held:
         if self.timed:
             values = values(float(t)) if self._rows is None else values(float(t), self._rows.copy())
             check_detached("values", values)
-        found = np.asarray(to_numpy(values) if hasattr(values, "detach") else values)
+        found = on_host(values, "values")
         rows = (len(self._order), *like.shape[self.mask.ndim :])
         if found.dtype.kind not in "biuf" or found.shape not in ((), rows, tuple(like.shape)):
             got = f"shape {found.shape}" if found.dtype.kind in "biuf" else type(values).__name__

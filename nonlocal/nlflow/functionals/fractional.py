@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import fft, linalg, ndimage
 
-from nlflow._array import Array, Floats, is_numpy, power_of_two, underflowing
+from nlflow._array import Array, Floats, is_numpy, on_host, power_of_two, underflowing
 from nlflow.affinities.fractional import FractionalAffinity, Region, edge_correction
 from nlflow.affinities.lattice import Lattice, normalization
 from nlflow.affinities.table import wrap
@@ -425,7 +425,7 @@ def _region(grid: Grid, inside: Any) -> Region:
         return Region(grid)
     if grid.boundary == "periodic":
         raise InputError("inside: got a mask on a periodic grid, expected boundary='isolated' with it")
-    given = np.asarray(inside)
+    given = on_host(inside, "inside")
     flags = given.dtype == bool
     if given.dtype.kind in "iu":
         raise InputError(

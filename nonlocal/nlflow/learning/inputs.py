@@ -25,6 +25,7 @@ from nlflow.errors import (
     check_memory,
     check_number,
     check_tensor,
+    check_unmasked,
     shortened,
     warn_caller,
 )
@@ -257,8 +258,7 @@ def check_plain(name: str, value: Any) -> None:
     """Refuse masked arrays, whose masks scikit-learn ignores, and tensors that cannot be read."""
     if is_tensor(value):
         check_tensor(name, value)
-    if isinstance(value, np.ma.MaskedArray):
-        raise InputError(f"{name}: got a masked array, expected a plain one; fill it, or leave rows out")
+    check_unmasked(name, value, ", or leave rows out")
 
 
 def weights_of(kernel: Any, x: Any, y: Any) -> Any:

@@ -33,8 +33,6 @@ def node_numbers(name: str, given: Any, shape: tuple[int, ...]) -> NDArray[np.in
 
     Zeros and ones, as many as there are nodes, would be the first two nodes; they are refused.
     """
-    if isinstance(given, np.ma.MaskedArray):
-        raise InputError(f"{name}: got a masked array, expected a plain one; fill it")
     array = on_host(given, name)
     states = math.prod(shape)
     if array.dtype == bool:

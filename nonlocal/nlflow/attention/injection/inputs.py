@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from nlflow._array import on_host
 from nlflow.attention.injection.blocks import transformers_library
 from nlflow.attention.threads import evaluating
 from nlflow.errors import (
@@ -222,7 +223,7 @@ def token_inputs(model: nn.Module, tokens: Any) -> dict[str, Tensor]:
         For another shape, NaN or infinite values, numbers that are no tokens, more tokens than positions, and models
         without such inputs.
     """
-    array = np.asarray(tokens)
+    array = on_host(tokens, "tokens")
     config: Any = getattr(model, "config", None)
     count = 0 if array.ndim == 0 else array.shape[-1 if array.dtype.kind in "iu" else -2 if array.ndim > 1 else 0]
     if array.dtype.kind in "iu":
