@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from nlflow._looks import is_tensor as is_tensor
 from nlflow._looks import take_answers, waiting_looks
-from nlflow.errors import InputError, NumericalError, check_dense, check_tensor, check_unmasked
+from nlflow.errors import InputError, NumericalError, as_numpy, check_dense, check_tensor
 
 Item = TypeVar("Item")
 
@@ -243,16 +243,12 @@ def _readable(tensor: Array) -> Array:
 
 def on_host(given: Any, name: str = "") -> NDArray[Any]:
     """Return what a user gave as a NumPy array on the host: a tensor of any device, an array or a sequence."""
-    if name:
-        check_unmasked(name, given)
-        if is_tensor(given):
-            check_tensor(name, given)
-    try:
+    if not name:
         return to_numpy(given) if is_tensor(given) else np.asarray(given)
-    except ValueError as error:
-        if not name:
-            raise
-        raise InputError(f"{name}: got {type(given).__name__} of uneven lengths, expected an array") from error
+    if not is_tensor(given):
+        return as_numpy(name, given)
+    check_tensor(name, given)
+    return to_numpy(given)
 
 
 def check_untracked(name: str, tracked: bool, instead: str) -> None:

@@ -289,7 +289,8 @@ def check_number(
     check_detached(name, value)
     # NumPy and torch scalars name what they are in their dtype.
     named = str(getattr(value, "dtype", ""))
-    if isinstance(value, bool | str | bytes | complex) or value is None or "bool" in named or "complex" in named:
+    wrong = isinstance(value, bool | str | bytes | complex) or value is None or value is np.ma.masked
+    if wrong or "bool" in named or "complex" in named or getattr(value, "ndim", 0) > 0:
         raise InputError(f"{name}: got {_shown(value)}, {expected}{tail}")
     try:
         number = float(value)
@@ -305,12 +306,15 @@ def check_integer(name: str, value: Any, *, minimum: int | None = None, odd: boo
     check_detached(name, value)
     words = f"expected an {'odd ' if odd else ''}integer" + (f" >= {minimum}" if minimum is not None else "")
     tail = f"; {hint}" if hint else ""
+    wrong = isinstance(value, bool) or "bool" in str(getattr(value, "dtype", "")) or getattr(value, "ndim", 0) > 0
     try:
-        number = value.__index__() if not isinstance(value, bool) else None
+        number = None if wrong else value.__index__()
     except (AttributeError, TypeError):
         number = None
     if number is None or (minimum is not None and number < minimum) or (odd and number % 2 == 0):
         raise InputError(f"{name}: got {_shown(value)}, {words}{tail}")
+    if minimum is not None and number >= sys.maxsize:
+        raise InputError(f"{name}: got {_shown(value)}, {words} that is below 2^63 - 1{tail}")
     return int(number)
 
 
@@ -333,10 +337,24 @@ def check_choice(name: str, value: Any, choices: tuple[str, ...]) -> str:
 
 def check_generator(rng: Any) -> np.random.Generator:
     check_detached("rng", rng)
+    expected = "expected a seed >= 0 or a numpy.random.Generator"
+    if isinstance(rng, bool | np.bool_ | np.matrix):  # of which the first pass for 0 and 1, and the last never ends
+        raise InputError(f"rng: got {_shown(rng)}, {expected}")
     try:
         return np.random.default_rng(rng)
-    except (TypeError, ValueError) as error:
-        raise InputError(f"rng: got {rng!r}, expected a seed >= 0 or a numpy.random.Generator ({error})") from error
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InputError(f"rng: got {_shown(rng)}, {expected} ({shortened(error)})") from error
+
+
+def as_numpy(name: str, value: Any, expected: str = "expected an array", otherwise: str = "") -> NDArray[Any]:
+    """Return what NumPy makes of a value that is no tensor."""
+    check_unmasked(name, value, otherwise)
+    try:
+        return np.asarray(value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        uneven = isinstance(error, ValueError) and isinstance(value, list | tuple)
+        got = f"{type(value).__name__} of uneven lengths" if uneven else _shown(value)
+        raise InputError(f"{name}: got {got}, {expected}") from error
 
 
 def check_array(
@@ -353,7 +371,6 @@ def check_array(
     """
     tail = f"; {hint}" if hint else ""
     otherwise = f", or {missing}" if missing else ""
-    check_unmasked(name, value, otherwise)
     if isinstance(value, os.PathLike) or (isinstance(value, str) and Path(value).suffix):
         raise InputError(
             f"{name}: got the name of a file, {_shown(value)}, expected a real numeric array; read the file first, for "
@@ -364,10 +381,7 @@ def check_array(
     foreign = is_tensor(value)
     if foreign:
         check_tensor(name, value)
-    try:
-        array: Any = value if foreign else np.asarray(value)
-    except ValueError as error:  # nested sequences of unequal lengths
-        raise InputError(f"{name}: got {_shown(value)}, expected a real numeric array{tail}") from error
+    array: Any = value if foreign else as_numpy(name, value, f"expected a real numeric array{tail}", otherwise)
     if not foreign:
         if array.dtype.kind == "c":
             raise InputError(f"{name}: got complex values ({array.dtype}), expected real ones; pass .real or abs()")

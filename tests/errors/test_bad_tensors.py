@@ -57,6 +57,8 @@ BESIDE: dict[str, tuple[str, Any, Callable[[Any], Any]]] = {
     "matrices": ("fidelity", torch.eye(3).expand(N, 3, 3).double().contiguous(), lambda x: nl.E(SMOOTH, U, x)),
     "constrained nodes": ("nodes", torch.arange(2), lambda x: nl.Constraint(x, 1.0)),
     "constrained values": ("values", U[:2], lambda x: nl.Constraint([0, 1], x)),
+    "start of a law": ("start", torch.arange(2), lambda x: nl.MarkovChain(SMOOTH).law(x)),
+    "source": ("source", torch.arange(2), lambda x: nl.MarkovChain(SMOOTH).committor(x, 5)),
     "present": ("present", torch.ones(N, dtype=torch.bool), lambda x: nl.Mask(present=x)),
     "matrix": ("matrix", torch.ones(N, N, dtype=torch.float64), lambda x: nl.from_matrix(x, POINTS)),
     "graph": ("graph", torch.ones(N, N, dtype=torch.float64), nl.affinity_from_graph),

@@ -97,6 +97,8 @@ def test_numbers_that_pass(value: Any, expected: float) -> None:
         {},
         np.array([1.0, 2.0]),
         np.array([]),
+        np.array([1.0]),
+        np.ma.masked,
         np.array(1j),
         pytest.param(object(), id="object"),
         10**400,
@@ -127,9 +129,11 @@ def test_bounds_of_numbers() -> None:
 def test_torch_scalars_are_numbers() -> None:
     torch = pytest.importorskip("torch", reason="scalars of another namespace")
     assert check_number("x", torch.tensor(2.0)) == 2.0
-    for value in (torch.tensor([1.0, 2.0]), torch.tensor(True), torch.tensor(1j)):
+    for value in (torch.tensor([1.0, 2.0]), torch.tensor([1.0]), torch.tensor(True), torch.tensor(1j)):
         with pytest.raises(InputError, match=r"x: got tensor\("):
             check_number("x", value)
+        with pytest.raises(InputError, match=r"x: got tensor\("):
+            check_integer("x", value.to(torch.int64) if value.ndim else value)
 
 
 def test_long_values_are_cut_in_messages() -> None:
@@ -150,10 +154,11 @@ def test_integers_that_pass(value: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "value", [None, True, np.bool_(True), 3.0, np.float64(3), "3", [3], np.array([3, 5]), 1j, 4, 1]
+    "value",
+    [None, True, np.bool_(True), 3.0, np.float64(3), "3", [3], np.array([3, 5]), 1j, 4, 1, 2**63 - 1],
 )
 def test_integers_that_do_not(value: Any) -> None:
-    with pytest.raises(InputError, match=r"^n: got .*, expected an odd integer >= 3; patches have a centre$"):
+    with pytest.raises(InputError, match=r"^n: got .*, expected an odd integer >= 3.*; patches have a centre$"):
         check_integer("n", value, minimum=3, odd=True, hint="patches have a centre")
 
 
@@ -164,7 +169,7 @@ def test_integers_without_bounds() -> None:
         check_integer("n", 0.5)
 
 
-@pytest.mark.parametrize("rng", [-1, "seven", 1.5, [-3]])
+@pytest.mark.parametrize("rng", [-1, "seven", 1.5, [-3], True, np.ones((1, 2)).view(np.matrix)])
 def test_what_is_no_seed_is_named_wherever_something_is_drawn(rng: Any) -> None:
     square, line = np.ones((4, 4)), np.linspace(0, 1, 40)[:, None]
     approximate = nl.affinity(nl.Gaussian(1.0), nl.Points(line), method="lowrank", rtol=1e-6)
@@ -219,6 +224,16 @@ def test_arrays_that_fit_are_not_copied() -> None:
     assert check_array("u", 3.0).shape == ()
 
 
+class Shy:
+    """What says no by itself, as a dataset of xarray does."""
+
+    def __array__(self, *_: Any, **__: Any) -> Any:
+        raise TypeError("take one of my variables")
+
+    def __repr__(self) -> str:
+        return "Shy"
+
+
 @pytest.mark.parametrize(
     ("value", "message"),
     [
@@ -230,7 +245,8 @@ def test_arrays_that_fit_are_not_copied() -> None:
         (None, "got None, expected a real numeric array"),
         ({"a": 1}, "got dtype object, expected a real numeric array"),
         (np.array([1, None]), "got dtype object"),
-        ([[1.0], [1.0, 2.0]], "expected a real numeric array"),
+        ([[1.0], [1.0, 2.0]], "got list of uneven lengths, expected a real numeric array"),
+        (Shy(), "got Shy, expected a real numeric array; see there"),
         (np.ones(3), r"got 1 dimension\(s\) \(shape \(3,\)\), expected 2 or 3; see there"),
         (1.0, r"got 0 dimension\(s\) \(shape \(\)\), expected 2 or 3; see there"),
         (np.ones((2, 0)), r"got an empty array of shape \(2, 0\), expected at least one element; see there"),

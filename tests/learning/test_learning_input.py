@@ -120,9 +120,10 @@ PARAMETERS: dict[str, list[Any]] = {
     "metric": ["manhattan", None, 3, np.dot],
     "search": ["ball", None, 3],
     "keep": ["directed", None, 3],
-    "missing": [0, "none", {}, [-1]],
+    "missing": [0, "none", {}, [-1], 10**400, np.timedelta64(3, "s")],
     "accuracy": ["high", -1.0, 0.0, 1.0, np.nan, {}],
     "tol": ["small", -1.0, np.nan, {}],
+    "verbose": [X, "yes", None],
     "max_iter": [0, 1.5, "many", None],
     "memory_limit": ["1 GB", 0, -1, {}, np.nan],
     "alpha": ["half", -0.5, 1.5, np.nan, {}, None],
@@ -136,6 +137,8 @@ PARAMETERS: dict[str, list[Any]] = {
         {},
         {"a": 1},
         ["a", "b"],
+        ["1", "2"],
+        np.complex64(1j),
         3,
         [[1, 2]],
         "mass",
@@ -205,6 +208,14 @@ def test_parameters_that_are_none_are_refused_by_name(name: str) -> None:
             elif not (parameter == "fidelity" and name == "choose"):
                 made = {**used, parameter: value}
                 refused(lambda m=made: call(name, X, **m), f"{parameter}:", "X: got n_samples")
+
+
+def test_numbers_of_few_bits_and_tolerances_of_nothing() -> None:
+    found = [HarmonicClassifier("knn", n_neighbors=k).fit(X, Y).transduction_ for k in (12, np.int8(12))]
+    np.testing.assert_array_equal(*found)
+    for name in ("LabelSpreading", "HarmonicClassifier", "PLaplacianRegressor"):
+        refused(lambda n=name: call(n, X, tol=0), "tol: got 0, expected a finite real number > 0")
+    refused(lambda: call("LabelSpreading", X, alpha=1e-320), "alpha: got 1e-320")
 
 
 def test_what_functions_are_given_besides() -> None:

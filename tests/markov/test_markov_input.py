@@ -117,8 +117,31 @@ def test_more_walkers_or_moves_than_there_can_be() -> None:
     for call in (lambda: CHAIN.walk(0, 1, 10**15), lambda: CHAIN.stopped_walk(0, 0.5, 10**15)):
         with pytest.raises(nl.MemoryLimitError, match=r"1000000000000000 walkers needs .*use fewer"):
             call()
-    with pytest.raises(nl.InputError, match=r"^steps: got 1180591620717411303424, expected at most 2\^40"):
-        CHAIN.walk(0, 2**70, 1)
+    with pytest.raises(nl.InputError, match=r"^steps: got 1152921504606846976, expected at most 2\^40"):
+        CHAIN.walk(0, 2**60, 1)
+    for call in (lambda: CHAIN.total_variation(2**63, 0), lambda: CHAIN.distance_to_limit(np.eye(3, 4), 2**63)):
+        with pytest.raises(
+            nl.InputError, match=r"^steps: got 9223372036854775808, expected an integer >= 0 that is be"
+        ):
+            call()
+
+
+def test_entries_whose_sum_overflows() -> None:
+    for make in (MarkovChain.from_counts, MarkovChain.from_transitions):
+        with pytest.raises(nl.InputError, match=r"got entries up to 1e\+308, whose sum overflows; divide all by that"):
+            make(np.full((6, 6), 1e308))
+    with pytest.raises(nl.InputError, match=r"^start: got probabilities with minimum 1e.308 and sum inf"):
+        CHAIN.law(np.full((3, 4), 1e308))
+
+
+def test_a_signal_below_normal_numbers_has_no_digits_to_lose() -> None:
+    with pytest.raises(nl.NumericalError, match=r"^rtol: 0.001 of the distance of v from a constant is below its"):
+        CHAIN.steps_to_limit(1e-321 * np.arange(12.0).reshape(3, 4))
+
+
+def test_targets_without_a_length() -> None:
+    with pytest.raises(nl.InputError, match=r"^targets: got ndarray, expected a mapping"):
+        CHAIN.absorption(np.array(2))
 
 
 def test_distances_below_rounding() -> None:

@@ -14,11 +14,11 @@ from nlflow.affinities.sparse import SparseAffinity
 from nlflow.domains import Domain, Points
 from nlflow.errors import (
     InputError,
+    as_numpy,
     check_floats,
     check_integer,
     check_memory,
     check_tensor,
-    check_unmasked,
     checked_call,
     listed,
     warn_caller,
@@ -192,7 +192,6 @@ def from_package(value: Any, package: str) -> bool:
 
 def _plain(name: str, value: Any) -> NDArray[Any]:
     """Return an array, a tensor or a sequence as a NumPy array of any dtype."""
-    check_unmasked(name, value)
     if is_tensor(value):
         if not hasattr(value, "layout") or "sparse" in str(value.layout):
             raise InputError(
@@ -202,10 +201,7 @@ def _plain(name: str, value: Any) -> NDArray[Any]:
         check_tensor(name, value)
         check_untracked(name, bool(value.requires_grad), "nlflow.from_matrix")
         return to_numpy(value)
-    try:
-        array = np.asarray(value)
-    except ValueError as error:
-        raise InputError(f"{name}: got a {type(value).__name__} of uneven lengths, expected an array") from error
+    array = as_numpy(name, value)
     if array.dtype.kind not in "biuf":
         raise InputError(
             f"{name}: got {type(value).__name__} ({array.dtype}), expected a SciPy sparse array, a networkx graph, "

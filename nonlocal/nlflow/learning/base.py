@@ -121,7 +121,7 @@ class PointEstimator(BaseEstimator):
         """Raise `MemoryLimitError` before a graph that passes the limit, with its signals, is made."""
         edges = X.nnz if hasattr(X, "nnz") else 0
         if isinstance(self.affinity, str) and self.affinity == "knn":
-            edges = X.shape[0] * min(usual if self.n_neighbors is None else self.n_neighbors, X.shape[0])
+            edges = X.shape[0] * min(usual if self.n_neighbors is None else int(self.n_neighbors), X.shape[0])
         check_graph(X.shape[0], edges, columns, self.memory_limit, found)
 
     def _say(self, text: str, start: float, name: str = "") -> None:

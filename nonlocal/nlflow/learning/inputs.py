@@ -21,6 +21,8 @@ from nlflow.errors import (
     check_array,
     check_choice,
     check_detached,
+    check_flag,
+    check_floats,
     check_integer,
     check_memory,
     check_number,
@@ -122,15 +124,14 @@ def _check_prior(name: str, value: Any) -> None:
         return
     if isinstance(value, str):
         raise InputError(f"{name}: got {value!r}, expected None, 'labels' or numbers")
-    with named(name):
-        numbers = np.asarray(value, np.float64)
-    if numbers.ndim != 1 or not (numbers > 0).all() or not np.isfinite(numbers).all():
+    numbers = check_floats(name, value, hint="or None, or 'labels'")
+    if numbers.ndim != 1 or not (numbers > 0).all():
         shown = shortened(repr(value), 60)
         raise InputError(f"{name}: got {shown}, expected None, 'labels' or numbers > 0, one for each class")
 
 
 def _check_missing(name: str, value: Any) -> None:
-    if not is_none(value) and not (isinstance(value, numbers.Real) and float(value) == UNLABELLED):
+    if not is_none(value) and not (isinstance(value, numbers.Real) and value == UNLABELLED):
         raise InputError(f"{name}: got {shortened(repr(value), 60)}, expected -1, or None, NaN or NA for any of these")
 
 
@@ -144,6 +145,11 @@ def _number(**words: Any) -> Callable[[str, Any], Any]:
 
 def _whole(name: str, value: Any) -> None:
     check_integer(name, value, minimum=1)
+
+
+def _check_verbose(name: str, value: Any) -> None:
+    if not isinstance(value, int):  # others of scikit-learn take numbers too
+        check_flag(name, value)
 
 
 def _optional(check: Callable[[str, Any], Any]) -> Callable[[str, Any], Any]:
@@ -168,6 +174,7 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "beta": _optional(_check_exponent),
     "p": _number(minimum=1, strict=True),
     "t": _number(minimum=0),
+    "verbose": _check_verbose,
 }
 """What each parameter has to be, in whichever estimator or function; the rest is theirs alone."""
 
@@ -179,6 +186,8 @@ def check_parameters(given: Mapping[str, Any]) -> None:
     for name, check in _CHECKS.items():
         if name in given:
             check(name, given[name])
+    if "max_iter" in given and given.get("tol") is not None:  # of an eigenvalue 0 means all digits
+        check_number("tol", given["tol"], minimum=0, strict=True)
 
 
 # ---- points

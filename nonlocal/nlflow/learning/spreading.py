@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -127,7 +128,7 @@ class LabelSpreading(ProbabilisticClassifier):
         return 0.0  # each probability keeps its digits
 
     def _learn(self, one_hot: Array, labelled: NDArray[np.bool_]) -> Array:
-        alpha = check_number("alpha", self.alpha, minimum=0, strict=True, below=1)
+        alpha = check_number("alpha", self.alpha, minimum=sys.float_info.min, below=1)  # 1 / alpha is finite
         graph, xp = self.graph_, namespace(one_hot)
         lonely = self.graph_.own > 1 - 1e-15
         rest = np.where(lonely, 1.0, 1 - graph.own)  # of the degree, without the loop

@@ -249,7 +249,7 @@ class MarkovChain(Transitions):
         NlflowWarning
             For a target that no node outside of all targets moves to.
         """
-        if not isinstance(targets, Mapping | Sequence | np.ndarray):
+        if not isinstance(targets, Mapping | Sequence | np.ndarray) or getattr(targets, "ndim", 1) == 0:
             raise InputError(
                 f"targets: got {type(targets).__name__}, expected a mapping of names to nodes, or a sequence of nodes; "
                 "for labels pass {name: labels == name, ...}, and put a single target in a list"
@@ -421,7 +421,8 @@ class MarkovChain(Transitions):
         u = self.affinity.check_signal("v", v)
         distance, xp = self._distance(u), namespace(u)
         target = rtol * distance(u)
-        if target <= 4 * float(xp.finfo(u.dtype).eps) * float(xp.max(xp.abs(u))):
+        known = xp.finfo(u.dtype)
+        if target <= 4 * float(known.eps) * max(float(xp.max(xp.abs(u))), float(known.smallest_normal)):
             raise NumericalError(
                 f"rtol: {rtol:g} of the distance of v from a constant is below its rounding; use a larger one, or take "
                 "the mean out of v"

@@ -115,7 +115,11 @@ def _matrix(name: str, value: Any, key: str | None, limit: float | None) -> Spar
     model = next((word for word in ("transition_matrix", "count_matrix") if hasattr(value, word)), None)
     if model is not None:
         raise InputError(f"{name}: got a {type(value).__name__}, expected a matrix; give its .{model}")
-    return matrix_of(name, value, limit)
+    result = matrix_of(name, value, limit)
+    with np.errstate(over="ignore"):
+        if not np.isfinite(result.sum()):
+            raise InputError(f"{name}: got entries up to {result.max():g}, whose sum overflows; divide all by that one")
+    return result
 
 
 def likeliest_fluxes(counts: Sparse) -> Sparse:

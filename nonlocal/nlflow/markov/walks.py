@@ -160,7 +160,8 @@ def check_law(value: Any, shape: tuple[int, ...]) -> Floats:
     law = check_floats("start", value)
     if law.shape != shape:
         raise InputError(f"start: got shape {law.shape}, expected a node number or probabilities of shape {shape}")
-    total = float(law.sum())
+    with np.errstate(over="ignore"):
+        total = float(law.sum())
     if law.min() < 0 or abs(total - 1) > 1e-6:
         raise InputError(
             f"start: got probabilities with minimum {law.min():g} and sum {total:g}, expected values >= 0 with sum 1; "
