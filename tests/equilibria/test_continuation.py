@@ -238,7 +238,7 @@ def test_refusals() -> None:
         ("bounds: got 3, expected a pair", (line, zero, 0.5, 3), {}),
         ("parameter: got 2, expected one within the bounds (0, 1)", (line, zero, 2, (0, 1)), {}),
         ("make_flow: got int, expected a function", (3, zero, 0, (0, 1)), {}),
-        ("make_flow: got float at 0, expected a flow", (lambda p: p, zero, 0, (0, 1)), {}),
+        ("make_flow at 0: got float, expected a flow", (lambda p: p, zero, 0, (0, 1)), {}),
         ("direction: got 0", (line, zero, 0.5, (0, 1)), {"direction": 0}),
         ("longest", (line, zero, 0.5, (0, 1)), {"longest": -1}),
         ("shape", (line, np.zeros(3), 0.5, (0, 1)), {}),

@@ -152,6 +152,20 @@ def test_a_coarse_signal_keeps_its_mean_and_its_limit_for_any_time(make, name, f
     assert np.abs(found.final - exact).max() < 5e-4
 
 
+@pytest.mark.parametrize("metric", ["l2", "degree", "conserved"])
+@pytest.mark.parametrize("make", [grid, points])
+def test_long_coarse_steps_keep_a_mean(make, metric):
+    weights, start = make(0.2), (START + 5).astype(np.float32)
+    flow = nl.GradientFlow(nl.J(weights), metric)
+    degrees = np.exp(np.asarray(flow.affinity.log_degree)) if metric == "degree" else np.ones(N)
+    measure = weights.domain.weights * degrees / (weights.domain.weights @ degrees)
+    rosenbrock = nl.Rosenbrock(dt=1e4, adaptive=False)
+    for method in (nl.ETD2RK(1e4), nl.ETD4RK(1e4), nl.ConvexSplitting(1e4), nl.IMEX(1e4), rosenbrock):
+        found = nl.solve(flow, start, t=4e4, integrator=method)
+        assert found.final.dtype == np.float32
+        assert abs(measure @ (found.final.astype(np.float64) - start)) < 5e-6, method
+
+
 @pytest.mark.parametrize(("make", "name"), CASES)
 @pytest.mark.sampled(3)
 def test_convex_splitting_lowers_the_energy_in_any_step(make, name):

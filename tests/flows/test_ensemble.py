@@ -126,7 +126,7 @@ def test_useless_calls_are_refused(words: dict[str, Any], error: type[Exception]
         nl.ensemble(linear() + noise(), F, **{"t": 1.0, **words})
     with pytest.raises(InputError, match="without noise"):
         nl.ensemble(linear(), F, 4, t=1.0)
-    with pytest.raises(InputError, match="flow: got Noise, expected flow"):
+    with pytest.raises(InputError, match="flow: got Noise, expected a flow"):
         nl.ensemble(noise(), F, 4, t=1.0)
 
 

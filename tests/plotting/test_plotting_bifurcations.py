@@ -82,7 +82,7 @@ def test_refusals(fold: Branch) -> None:
         ("branches: got int, expected what continue_equilibria returns", lambda: bifurcation_figure([3])),  # type: ignore[list-item]
         ("branches: got NoneType, expected what continue_equilibria returns", lambda: bifurcation_figure(None)),  # type: ignore[arg-type]
         ("x: got (1, 0), expected low < high", lambda: portrait_figure(flow, (1, 0), (0, 1))),
-        ("flow: got int, expected a Flow", lambda: portrait_figure(3, (0, 1), (0, 1))),  # type: ignore[arg-type]
+        ("flow: got int, expected a flow, or None", lambda: portrait_figure(3, (0, 1), (0, 1))),  # type: ignore[arg-type]
         ("curves: got list", lambda: portrait_figure(None, (0, 1), (0, 1), curves=[1])),  # type: ignore[arg-type]
         ("y: got 3, expected a pair", lambda: portrait_figure(flow, (0, 1), 3)),  # type: ignore[arg-type]
         (

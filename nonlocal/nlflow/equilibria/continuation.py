@@ -17,7 +17,7 @@ from nlflow.equilibria.eigenvalues import Spectrum
 from nlflow.equilibria.equations import ALMOST, DENSE, NONE, Border, Equations, Tangent
 from nlflow.equilibria.newton import Search
 from nlflow.errors import InputError, NumericalError, check_integer, check_number, check_range, checked_call
-from nlflow.flows.flow import Flow
+from nlflow.flows.flow import Flow, as_flow
 from nlflow.functionals.krylov import default_rtol
 
 _DIFFERENCE = 1e-5  # of the range of the parameter
@@ -139,10 +139,7 @@ def continue_equilibria(
 
 
 def _flow_of(make_flow: Callable[[float], Flow], p: float) -> Flow:
-    flow = make_flow(p)
-    if not isinstance(flow, Flow):
-        raise InputError(f"make_flow: got {type(flow).__name__} at {p:g}, expected a flow")
-    return flow
+    return as_flow(make_flow(p), f"make_flow at {p:g}")
 
 
 class Family:

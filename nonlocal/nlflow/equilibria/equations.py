@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from nlflow._array import Array, Floats, check_untracked, constant_like, is_numpy, namespace, to_numpy
 from nlflow.domains import Grid
 from nlflow.errors import InputError, NumericalError
-from nlflow.flows.flow import Flow
+from nlflow.flows.flow import Flow, as_flow
 from nlflow.flows.integrators.exponential import modes_of
 from nlflow.flows.linear import LinearFlow
 from nlflow.flows.spectrum import dense_operator
@@ -37,8 +37,7 @@ _ENTRIES = 2**25  # numbers that neutral directions of components may have beyon
 
 
 def check_autonomous(flow: Any, name: str = "flow") -> Flow:
-    if not isinstance(flow, Flow):
-        raise InputError(f"{name}: got {type(flow).__name__}, expected a flow, such as a GradientFlow with a reaction")
+    flow = as_flow(flow, name)
     if isinstance(flow, SphereFlow):
         raise InputError(
             f"{name}: got a SphereFlow, whose signals stay on a sphere, expected one that moves in all directions; "

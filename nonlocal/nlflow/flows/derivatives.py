@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from nlflow._array import kept_like, over_channels
 from nlflow.errors import InputError, NumericalError, check_integer, check_number
-from nlflow.flows.flow import Flow
+from nlflow.flows.flow import as_flow
 from nlflow.flows.gradient import AttentionFlow, GradientFlow
 from nlflow.flows.integrators import FixedStep, Integrator
 from nlflow.flows.integrators.base import check_admitted, check_same_flow, check_terms
@@ -97,9 +97,7 @@ def run(flow: LinearFlow, u: Tensor, integrator: Integrator, steps: int) -> Tens
     InputError
         For other integrators, noise, and terms that depend on time; `StabilityError` for a step that is too long.
     """
-    given: Any = flow
-    if not isinstance(given, Flow):
-        raise InputError(f"flow: got {type(given).__name__}, expected a GradientFlow or an AttentionFlow")
+    as_flow(flow)
     u = flow.held(_tensor("u", flow.affinity.check_signal("u", u)))
     steps = check_integer("steps", steps, minimum=0)
     if flow.needs_integrator:

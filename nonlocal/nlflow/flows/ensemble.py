@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from nlflow._array import Array, Brief, Floats, namespace, to_numpy
 from nlflow.errors import InputError, NumericalError, check_integer, check_memory, check_number, checked_call
-from nlflow.flows.flow import Flow
+from nlflow.flows.flow import Flow, as_flow, start_of
 from nlflow.flows.gradient import AttentionFlow, GradientFlow
 from nlflow.flows.integrators.base import Integrator
 from nlflow.flows.linear import LinearFlow
@@ -157,21 +157,15 @@ def ensemble(
     >>> bool((low[-1] < 1).all() and (high[-1] > 1).all())
     True
     """
-    given: Any = flow
-    if not isinstance(given, Flow):
-        raise InputError(f"flow: got {type(given).__name__}, expected flow + Noise(...), such as a GradientFlow")
+    flow = as_flow(flow)
     if keep is not None and not callable(keep):
         raise InputError(f"keep: got {type(keep).__name__}, expected a callable of the times and a path")
     if flow.noise is None:
         raise InputError("flow: got one without noise, all of whose paths are the same, expected flow + Noise(...)")
     count = check_integer("count", count, minimum=2)
-    if start is None:
-        if flow.observed is None:
-            raise InputError("start: needed, since the flow has no observed signal to start from")
-        start = flow.observed
     if flow.affinity.shared:
         raise InputError("flow: its nodes are shared out among processes, which have one path at a time; use solve()")
-    u = flow.when(0.0).check_signal("start", start)
+    u = start_of(flow.when(0.0), start)
     width = math.prod(u.shape) // flow.affinity.domain.size
     most = (
         max(1, _CHANNELS // width) if side_by_side is None else check_integer("side_by_side", side_by_side, minimum=1)

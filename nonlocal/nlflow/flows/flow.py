@@ -431,3 +431,18 @@ class Flow:
         result.affinity = affinity
         result._seen = u
         return result
+
+
+def as_flow(given: Any, name: str = "flow", expected: str = "such as a GradientFlow or an AttentionFlow") -> Flow:
+    if not isinstance(given, Flow):
+        raise InputError(f"{name}: got {type(given).__name__}, expected a flow{expected and ', '}{expected}")
+    return given
+
+
+def start_of(flow: Flow, start: Any) -> Array:
+    """Return the signal that a run starts from, by default the observed one."""
+    if start is None:
+        if flow.observed is None:
+            raise InputError("start: needed, since the flow has no observed signal to start from")
+        start = flow.observed
+    return flow.check_signal("start", start)

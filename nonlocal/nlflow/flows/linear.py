@@ -8,7 +8,17 @@ from typing import Any, Self
 
 import numpy as np
 
-from nlflow._array import Array, Floats, Pending, constant_like, is_numpy, namespace, over_channels, underflowing
+from nlflow._array import (
+    Array,
+    Floats,
+    Pending,
+    constant_like,
+    is_numpy,
+    namespace,
+    numbers,
+    over_channels,
+    underflowing,
+)
 from nlflow.affinities import Affinity
 from nlflow.errors import InputError, NumericalError
 from nlflow.flows.flow import Flow
@@ -20,6 +30,8 @@ from nlflow.functionals.constraint import Constraint, Held
 from nlflow.functionals.energies import E, J
 from nlflow.functionals.fidelity import Fidelity, NodeFidelity
 from nlflow.functionals.metrics import ConservedMetric, Metric
+
+_LOST = 1e-3  # of the size of a signal: what a step may lose to the rounding of a mean that it does not have
 
 
 @underflowing
@@ -197,11 +209,27 @@ class LinearFlow(Flow):
 
     def without_mean(self, v: Array) -> Array:
         """Subtract the mean."""
+        # Twice: a mean may be so large beside the rest that to subtract it leaves a rounding of its size.
+        v = v - self.affinity.mean(v, self.inner.measure)
         return v - self.affinity.mean(v, self.inner.measure)
 
     def with_mean_of(self, u: Array, v: Array) -> Array:
-        """Return `v` with the mean of `u`, where the metric conserves it."""
-        return u + self.without_mean(v - u) if self.inner.conserves and self.conserves_mean else v
+        """Return `v` with the mean of `u`, where it is conserved."""
+        return u + self.kept_mean(u, v - u)
+
+    def kept_mean(self, u: Array, change: Array) -> Array:
+        """Return a change of `u` without the mean that rounding gives it, where the mean is conserved."""
+        if not self.conserves_mean:
+            return change
+        kept, xp = self.without_mean(change), namespace(u)
+        with np.errstate(over="ignore", invalid="ignore"):
+            moved, size = numbers(xp.max(xp.abs(change - kept)), xp.max(xp.maximum(xp.abs(u), xp.abs(kept))))
+        if moved * float(xp.finfo(u.dtype).eps) > _LOST * size:
+            raise NumericalError(
+                f"rounding of du/dt times the step moves the mean by {moved:.3g}, of a signal of size {size:.3g}, "
+                "though the flow conserves it; use a smaller dt, or Exponential()"
+            )
+        return kept
 
     def metric_at(self, u: Array) -> Self:
         """Return the flow with its mobility at `u`."""

@@ -13,7 +13,7 @@ from nlflow._array import ArrayT, check_untracked, underflowing
 from nlflow._looks import look_now, looking_once
 from nlflow.errors import InputError, check_flag, check_number, checked_call
 from nlflow.flows.events import Event
-from nlflow.flows.flow import Flow
+from nlflow.flows.flow import Flow, as_flow, start_of
 from nlflow.flows.integrators import ExactGaussian, Exponential, RungeKutta
 from nlflow.flows.integrators.base import Integrator, check_admitted, check_same_flow, check_terms
 from nlflow.flows.loop import Loop
@@ -105,18 +105,11 @@ def solve(
     FileFormatError
         When the checkpoint and the one before it are damaged or belong to another problem.
     """
-    if not isinstance(flow, Flow):
-        raise InputError(
-            f"flow: got {type(flow).__name__}, expected a flow, such as a GradientFlow or an AttentionFlow"
-        )
+    flow = as_flow(flow)
     for name, flag in (("progress", progress), ("energies", energies), ("dense", dense)):
         check_flag(name, flag)
     flow = flow.when(0.0)
-    if start is None:
-        if flow.observed is None:
-            raise InputError("start: needed, since the flow has no observed signal to start from")
-        start = flow.observed
-    u = flow.check_signal("start", start)
+    u = start_of(flow, start)
     tracked = flow.tracked or getattr(u, "requires_grad", False)
     check_untracked("start, or what the flow is made of", tracked, flow.differentiated)
     times = _output_times(t, t_eval)

@@ -10,7 +10,7 @@ import numpy as np
 from nlflow._array import root_mean_square
 from nlflow.equilibria import Branch, Cycle, find_equilibria, stability
 from nlflow.errors import InputError, check_array, check_range
-from nlflow.flows.flow import Flow
+from nlflow.flows.flow import Flow, as_flow
 from nlflow.plotting import base
 from nlflow.plotting.base import Array
 
@@ -144,8 +144,8 @@ def portrait_figure(
         For a flow of other signals, ends that do not increase, and curves of other shapes.
     """
     window = [check_range("x", x), check_range("y", y)]
-    if not isinstance(flow, Flow | None):
-        raise InputError(f"flow: got {type(flow).__name__}, expected a Flow, or None for the curves alone")
+    if flow is not None:
+        flow = as_flow(flow, expected="or None for the curves alone")
     if not isinstance(curves, Mapping | None):
         raise InputError(f"curves: got {type(curves).__name__}, expected a mapping of names to arrays")
     figure, axis = _place(axis, 6.4, 5.6, title)

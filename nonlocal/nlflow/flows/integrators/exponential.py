@@ -243,15 +243,10 @@ def _beside_mean(flow: LinearFlow, u: Array, decayed: Callable[[Array], Array]) 
 
 def _moved(flow: LinearFlow, u: Array, change: Array) -> Array:
     """Return u + change, with the mean of u where it is conserved."""
+    moved = u + flow.kept_mean(u, change)
     if not flow.conserves_mean:
-        return u + change
-    moved = u + _without_mean(flow, change)
+        return moved
     return moved - (flow.mean(moved) - flow.mean(u))
-
-
-def _without_mean(flow: LinearFlow, change: Array) -> Array:
-    # Twice: the mean of a long step may be so large that to subtract it leaves a rounding of its size.
-    return flow.without_mean(flow.without_mean(change))
 
 
 _KEPT = 64  # expansions that are kept: of a run's two step lengths, and of those of a few others
@@ -319,7 +314,7 @@ class ExponentialStep(SplitStep):
         """Return the signal of an image."""
         modes = modes_of(flow, like)
         moved = image if modes is None else modes.back(image, like.dtype)
-        return _without_mean(flow, moved) if flow.inner.conserves and flow.conserves_mean else moved
+        return flow.kept_mean(like, moved)
 
 
 def _moving_modes(flow: LinearFlow, like: Array) -> Modes | None:
