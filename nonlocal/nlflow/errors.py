@@ -427,6 +427,16 @@ def check_array(
     return array
 
 
+def check_numpy(
+    name: str, value: Any, *, remedy: str = "; convert it (.cpu().numpy())", **options: Any
+) -> NDArray[Any]:
+    """Return what `check_array` does, but for tensors."""
+    array = check_array(name, value, **options)
+    if not isinstance(array, np.ndarray):
+        raise InputError(f"{name}: got {type(array).__name__}, expected a NumPy array{remedy}")
+    return array
+
+
 def check_unmasked(name: str, value: Any, otherwise: str = "") -> None:
     if isinstance(value, np.ma.MaskedArray):
         raise InputError(f"{name}: got a masked array, expected a plain one; fill it{otherwise}")

@@ -8,17 +8,17 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from nlflow._array import Array, Floats, is_numpy, middle_of_range
+from nlflow._array import Array, Floats, middle_of_range
 from nlflow.affinities.base import Affinity
 from nlflow.affinities.cholesky import BLOCK, TILE, Bound, Sum, degrees, factorize, gram_product
 from nlflow.domains import Domain
 from nlflow.errors import (
     InputError,
-    check_array,
     check_generator,
     check_integer,
     check_memory,
     check_number,
+    check_numpy,
     memory_limit,
 )
 from nlflow.kernels import ExpDotProduct, Gaussian, Kernel, RadialKernel
@@ -172,12 +172,7 @@ class LowRankAffinity(Affinity):
 
 
 def _features(name: str, value: Any, domain: Domain) -> NDArray[Any]:
-    array = check_array(name, value, ndim=2)
-    if not is_numpy(array):
-        raise InputError(
-            f"{name}: got {type(array).__name__}, expected a NumPy array, in which low-rank affinities are computed; "
-            "convert it (.cpu().numpy()), or use another method"
-        )
+    array = check_numpy(name, value, ndim=2, remedy="; convert it (.cpu().numpy()), or use another method")
     if len(array) != domain.size:
         raise InputError(f"{name}: got shape {array.shape}, expected {domain.size} rows, one for each node")
     return np.asarray(array)

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from nlflow._array import Floats, is_numpy, underflowing
+from nlflow._array import Floats, underflowing
 from nlflow.affinities.distances import BLOCK, TREE_COLUMNS, Found, Space, Table, check_metric, chosen_search
 from nlflow.affinities.graph import Sparse, check_undamaged
 from nlflow.errors import (
@@ -19,6 +19,7 @@ from nlflow.errors import (
     check_floats,
     check_integer,
     check_memory,
+    check_numpy,
     checked_call,
     shortened,
     warn_caller,
@@ -147,9 +148,7 @@ def _checked(points: Any, limit: float | None, metric: str) -> Any:
             return csr_array(points, dtype=np.float64)
         check_memory(f"points {points.shape} out of a sparse array", 8 * math.prod(points.shape), "use fewer", limit)
         points = points.toarray()
-    x = check_array("points", points, ndim=(1, 2))
-    if not is_numpy(x):
-        raise InputError(f"points: got {type(x).__name__}, expected a NumPy array; convert it (.cpu().numpy())")
+    x = check_numpy("points", points, ndim=(1, 2))
     return np.ascontiguousarray(x.reshape(len(x), -1), dtype=np.float64)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nlflow._array import Floats, pieces_of
-from nlflow.errors import InputError, check_array, check_integer
+from nlflow.errors import InputError, check_integer, check_numpy
 
 _UNIT = 1126  # sums are whole numbers of 2^-1126: the last of the 53 binary digits of 2^-1074
 _NARROW = 2**16  # values below it fit 16 bits
@@ -29,9 +29,7 @@ def check_axis(ndim: int, channel_axis: Any) -> int | None:
 
 def as_signal(image: Any, channel_axis: int | None, missing: str = "", name: str = "image") -> tuple[NDArray[Any], Any]:
     """Return the input as floats (..., C), and a function that gives a result the input's axes."""
-    array = check_array(name, image, missing=missing)
-    if not isinstance(array, np.ndarray):
-        raise InputError(f"{name}: got {type(array).__name__}, expected a NumPy array; convert it (.cpu().numpy())")
+    array = check_numpy(name, image, missing=missing)
     given = np.asarray(image).dtype
     if given.kind in "biu" and given.itemsize <= 2:  # wider integers do not fit single precision
         array = array.astype(np.float32)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from nlflow._array import over_channels, underflowing
 from nlflow.affinities import Affinity
-from nlflow.errors import InputError, NumericalError, check_array, check_integer, check_number
+from nlflow.errors import InputError, NumericalError, check_array, check_integer, check_number, check_numpy
 from nlflow.functionals.constraint import components_of
 from nlflow.functionals.energies import J, check_shape
 from nlflow.functionals.krylov import Solved, conjugate_gradients, default_rtol
@@ -94,9 +94,7 @@ class Forward:
             forth, back = matrix.__matmul__, matrix.T.tocsr().__matmul__
         else:
             hint = "or a sparse matrix, a linear operator (shape, matvec, rmatvec), or a pair of functions"
-            matrix = check_array("operator", operator, ndim=2, hint=hint)
-            if not isinstance(matrix, np.ndarray):
-                raise InputError(f"operator: got {type(operator).__name__}, expected a NumPy array, {hint}")
+            matrix = check_numpy("operator", operator, ndim=2, hint=hint, remedy=f", {hint}")
             forth, back = matrix.__matmul__, matrix.T.__matmul__
         if np.dtype(getattr(operator, "dtype", None) or np.float64).kind == "c":
             raise InputError(f"operator: got a complex one ({operator.dtype}), expected real numbers; stack real and "
@@ -123,9 +121,7 @@ class Forward:
 
     def check_data(self, data: Any) -> Array:
         """Return data that fit, or raise `InputError`."""
-        array = check_array("data", data)
-        if not isinstance(array, np.ndarray):
-            raise InputError(f"data: got {type(data).__name__}, expected a NumPy array; convert it (.cpu().numpy())")
+        array = check_numpy("data", data)
         if array.shape != self.data_shape:
             raise InputError(f"data: got shape {array.shape}, expected {self.data_shape}, that of A u")
         return array

@@ -17,11 +17,11 @@ from nlflow.errors import (
     InputError,
     NumericalError,
     StabilityError,
-    check_array,
     check_choice,
     check_floats,
     check_integer,
     check_number,
+    check_numpy,
 )
 from nlflow.flows.result import Status
 from nlflow.functionals.forward import Forward, nearest
@@ -288,9 +288,7 @@ def _checked(denoiser: Callable[[Array, float], Any]) -> Callable[[Array, float]
 
 
 def _start(start: Any, problem: _Problem) -> Array:
-    array = check_array("start", start)
-    if not isinstance(array, np.ndarray):
-        raise InputError(f"start: got {type(start).__name__}, expected a NumPy array; convert it (.cpu().numpy())")
+    array = check_numpy("start", start)
     if array.shape != problem.forward.shape:
         raise InputError(f"start: got shape {array.shape}, expected {problem.forward.shape}, that of the operator")
     return array.astype(np.float64)

@@ -20,7 +20,6 @@ from nlflow.domains.samples import as_signal
 from nlflow.errors import (
     FileFormatError,
     InputError,
-    check_array,
     check_flag,
     check_generator,
     check_number,
@@ -35,13 +34,6 @@ if TYPE_CHECKING:
     from nlflow.denoising.noise.models.intensities import Poisson
 
 Array = NDArray[Any]
-
-
-def floats_of(name: str, value: Any) -> Array:
-    array = check_array(name, value)
-    if not isinstance(array, np.ndarray):
-        raise InputError(f"{name}: got {type(array).__name__}, expected a NumPy array; convert it (.cpu().numpy())")
-    return array
 
 
 def check_samples(samples: Any, missing: Any, name: str = "samples") -> None:

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from nlflow._array import Floats, underflowing
 from nlflow.denoising.noise.figures import OfCounts
-from nlflow.denoising.noise.models.base import Array, Noise, Reduction, floats_of
+from nlflow.denoising.noise.models.base import Array, Noise, Reduction
 from nlflow.denoising.noise.models.gaussian import GaussianNoise
-from nlflow.errors import InputError, checked_call
+from nlflow.errors import InputError, check_numpy, checked_call
 
 if TYPE_CHECKING:
     from scipy.interpolate import PchipInterpolator
@@ -59,7 +59,7 @@ class Evened(Noise):
             For no samples, NaN and infinities, negative magnitudes, counts below `offset` where `sigma` is 0, and an
             unknown strength.
         """
-        values = floats_of("image", image)
+        values = check_numpy("image", image)
         return np.asarray(self._even(values), dtype=values.dtype)
 
     def unstabilize(self, stable: Any) -> Array:
@@ -81,7 +81,7 @@ class Evened(Noise):
         InputError
             For no samples, NaN and infinities, and an unknown strength.
         """
-        values = floats_of("stable", stable)
+        values = check_numpy("stable", stable)
         return np.asarray(self._uneven(values.astype(np.float64)), dtype=values.dtype)
 
     def reduce(self, samples: Array, missing: NDArray[np.bool_] | None = None) -> Reduction:
@@ -244,7 +244,7 @@ class Poisson(Evened):
 
     def variance(self, expected: Any) -> NDArray[Any]:
         """Return the variance of the input, gain (expected - offset) + sigma², where its mean is `expected`."""
-        values = floats_of("expected", expected)
+        values = check_numpy("expected", expected)
         counted = np.maximum(values.astype(np.float64) - self.offset, 0)
         return np.asarray(self.gain * counted + self.sigma**2, dtype=values.dtype)
 

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from nlflow._array import Floats, underflowing
 from nlflow.denoising.noise.figures import OfLaw, OfMagnitudes, OfSpectra
-from nlflow.denoising.noise.models.base import Array, floats_of, refuse_negative
+from nlflow.denoising.noise.models.base import Array, refuse_negative
 from nlflow.denoising.noise.models.intensities import Evened
-from nlflow.errors import InputError
+from nlflow.errors import InputError, check_numpy
 
 if TYPE_CHECKING:
     from scipy.interpolate import CubicHermiteSpline
@@ -297,7 +297,7 @@ class Magnitudes(Evened):
 
     def mean(self, magnitude: Any) -> Array:
         """Return the mean of noisy samples whose magnitude without noise is this."""
-        values, sigma = floats_of("magnitude", magnitude), self.even_sigma
+        values, sigma = check_numpy("magnitude", magnitude), self.even_sigma
         refuse_negative(values, _MAGNITUDES, "magnitude")
         return np.asarray(sigma * mean_magnitude(values.astype(np.float64) / sigma, self.coils), dtype=values.dtype)
 
