@@ -8,7 +8,6 @@ no block of nodes is skipped.
 from __future__ import annotations
 
 import math
-import tracemalloc
 from collections.abc import Callable
 from typing import Any
 
@@ -18,6 +17,7 @@ from numba import njit, prange
 
 from benchmarks import limits
 from benchmarks.harness import Row, interleaved
+from benchmarks.resident import traced
 from nlflow import ExpDotProduct, Gaussian, Points, affinity
 
 NODES, FEWER, DENSE = 65_536, 16_384, 8_192
@@ -119,14 +119,12 @@ def gaussian(d: int) -> list[Row]:
     texts = (f"{speed / 1e9:.2f} G/s" for speed in (rate, ours_rate))
     rows.append(Row.of("pairwise", work, *texts, ours_rate / rate))
     if d == 1:
-        tracemalloc.start()
-        affinity(Gaussian(WIDTH), Points(np.zeros(NODES)), x, method="pairwise").average(v)
-        peak = tracemalloc.get_traced_memory()[1]
-        tracemalloc.stop()
+        with traced() as taken:
+            affinity(Gaussian(WIDTH), Points(np.zeros(NODES)), x, method="pairwise").average(v)
         matrix = 4 * NODES**2
         work = "peak memory of an affinity and an average, over that of the matrix"
-        texts = f"{matrix / 2**30:.0f} GiB", f"{peak / 2**20:.1f} MiB"
-        rows.append(Row.of("pairwise", work, *texts, peak / matrix, most=0.01))
+        texts = f"{matrix / 2**30:.0f} GiB", f"{taken.bytes / 2**20:.1f} MiB"
+        rows.append(Row.of("pairwise", work, *texts, taken.bytes / matrix, most=0.01))
     return rows
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import gc
-import resource
 import sys
-from collections.abc import Callable
+import tracemalloc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,8 @@ def peak() -> int:
     """Return the most bytes that this process has held so far, or since `begin_anew`."""
     if (_OWN / "status").exists():  # ru_maxrss is handed down by the process that started this one
         return figures()["VmHWM"]
+    import resource
+
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
@@ -46,3 +49,20 @@ def peak_of(task: Callable[[], Any]) -> int:
         before = peak()
     task()
     return peak() - before
+
+
+class Taken:
+    """The most bytes that Python and NumPy held at once, from the beginning of `traced` to its end."""
+
+    bytes: int
+
+
+@contextmanager
+def traced() -> Iterator[Taken]:
+    taken = Taken()
+    tracemalloc.start()
+    try:
+        yield taken
+    finally:
+        taken.bytes = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()

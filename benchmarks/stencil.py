@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import tracemalloc
-
 import numpy as np
 from skimage.data import camera
 from skimage.restoration import denoise_nl_means
 
 from benchmarks.harness import Row, interleaved
+from benchmarks.resident import traced
 from nlflow import Grid, Patch, affinity
 
 
@@ -43,11 +42,9 @@ def run() -> list[Row]:
                 Row.of("stencil", work, f"{peer * 1e3:.0f} ms", f"{seconds * 1e3:.1f} ms", seconds / peer, most=target)
             )
     for store, target in ((True, 1000), (False, None)):
-        tracemalloc.start()
-        built = affinity(Patch(width=0.6 * sigma, sigma=sigma), grid, noisy, store=store)
-        built.average(noisy)
-        peak = tracemalloc.get_traced_memory()[1] / noisy.size
-        tracemalloc.stop()
+        with traced() as taken:
+            affinity(Patch(width=0.6 * sigma, sigma=sigma), grid, noisy, store=store).average(noisy)
+        peak = taken.bytes / noisy.size
         work = f"peak memory a pixel, weights {'stored' if store else 'recomputed'}"
         rows.append(Row.of("stencil", work, "none", f"{peak:.0f} B", peak, most=target, unit=" B"))
     costs = interleaved(

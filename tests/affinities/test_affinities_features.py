@@ -5,12 +5,12 @@ from __future__ import annotations
 import decimal
 import math
 import re
-import tracemalloc
 from typing import Any
 
 import numpy as np
 import pytest
 
+from benchmarks.resident import traced
 from nlflow import (
     ExpDotProduct,
     Gaussian,
@@ -346,14 +346,9 @@ def test_a_matrix_beyond_the_memory_limit_is_not_copied() -> None:
     """One that is not symmetric would be kept beside what is made of it."""
     n = 600
     matrix = np.random.default_rng(2).random((n, n))
-    tracemalloc.start()
-    try:
-        with pytest.raises(MemoryLimitError, match=r"a dense affinity of 600 nodes needs"):
-            from_matrix(matrix, Points(np.arange(float(n))), memory_limit=matrix.nbytes)
-        peak = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-    assert peak < matrix.nbytes / 2
+    with traced() as taken, pytest.raises(MemoryLimitError, match=r"a dense affinity of 600 nodes needs"):
+        from_matrix(matrix, Points(np.arange(float(n))), memory_limit=matrix.nbytes)
+    assert taken.bytes < matrix.nbytes / 2
 
 
 def test_memory_of_dense_affinities_is_what_is_kept() -> None:

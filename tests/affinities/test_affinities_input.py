@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import tracemalloc
 import warnings
 from typing import Any
 
 import numpy as np
 import pytest
 
+from benchmarks.resident import traced
 from nlflow import (
     ExpDotProduct,
     Gaussian,
@@ -280,17 +280,12 @@ def test_memory_is_refused_before_it_is_taken(name: str, given: str, monkeypatch
     limit = {"memory_limit": 5e8} if given == "argument" else {}
     if given == "environment":
         monkeypatch.setenv("NLFLOW_MEMORY_LIMIT", "500000000")
-    tracemalloc.start()
-    try:
-        with pytest.raises(MemoryLimitError, match=message) as caught:
-            call(**limit)
-        _, peak = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
+    with traced() as taken, pytest.raises(MemoryLimitError, match=message) as caught:
+        call(**limit)
     assert "476.8 MiB" in str(caught.value)
     assert isinstance(caught.value, MemoryError)
     assert isinstance(caught.value, NlflowError)
-    assert peak < 4e6
+    assert taken.bytes < 4e6
 
 
 def test_memory_of_a_convolution() -> None:
@@ -336,10 +331,6 @@ def test_building_takes_no_more_than_was_asked_for(name: str, monkeypatch: pytes
         build[name](memory_limit=1)
     needed = int(str(caught.value).split("(")[1].split(" ")[0])
     build[name]()  # loops are compiled
-    tracemalloc.start()
-    try:
+    with traced() as taken:
         build[name]()
-        _, peak = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert peak <= 1.15 * needed, f"{needed} bytes asked for, {peak} taken"
+    assert taken.bytes <= 1.15 * needed, f"{needed} bytes asked for, {taken.bytes} taken"

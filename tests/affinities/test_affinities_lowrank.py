@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import threading
-import tracemalloc
 from typing import Any
 
 import numpy as np
 import pytest
 import threadpoolctl
 
+from benchmarks.resident import traced
 from nlflow import (
     ExpDotProduct,
     Gaussian,
@@ -352,13 +352,9 @@ def test_memory_grows_with_the_rank_and_not_with_pairs() -> None:
     n = 12_000
     x, domain = normal(3, n=n), Points(np.arange(float(n)))
     build(Gaussian(width=2.0), x[:N])  # loads what is loaded once
-    tracemalloc.start()
-    try:
+    with traced() as taken:
         result = build(Gaussian(width=2.0), x, domain=domain, max_rank=None, memory_limit=3e8)
-        peak = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-    assert peak < 8 * n * (result.rank + 130) + 10**7 < 8 * n * n / 20
+    assert taken.bytes < 8 * n * (result.rank + 130) + 10**7 < 8 * n * n / 20
     assert abs(kept_bytes(result) - result.memory_bytes) <= 0.02 * result.memory_bytes + 2**16
 
 

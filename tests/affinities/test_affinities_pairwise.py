@@ -7,7 +7,6 @@ import platform
 import subprocess
 import sys
 import textwrap
-import tracemalloc
 import warnings
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ import torch
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
+from benchmarks.resident import traced
 from nlflow import (
     E,
     ExpDotProduct,
@@ -389,12 +389,10 @@ def test_one_node(method: str) -> None:
 def test_memory_grows_with_nodes_not_with_pairs() -> None:
     x, domain, _ = nodes(20_000, 2)
     affinity(Gaussian(0.5), domain, x, method="pairwise").pairs(x[:, :1], np.arange(3))  # compiled
-    tracemalloc.start()
-    p = affinity(Gaussian(0.5), domain, x, method="pairwise")
-    p.average(x[:, 0])
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert peak < 500 * 20_000
+    with traced() as taken:
+        p = affinity(Gaussian(0.5), domain, x, method="pairwise")
+        p.average(x[:, 0])
+    assert taken.bytes < 500 * 20_000
     assert p.memory_bytes < 200 * 20_000
 
 
@@ -645,13 +643,9 @@ TOO_LARGE = {
 @pytest.mark.parametrize("name", TOO_LARGE)
 def test_memory_is_refused_before_it_is_taken(name: str) -> None:
     call, message = TOO_LARGE[name]
-    tracemalloc.start()
-    try:
-        with pytest.raises(MemoryLimitError, match=message):
-            call()
-        assert tracemalloc.get_traced_memory()[1] < 2e7
-    finally:
-        tracemalloc.stop()
+    with traced() as taken, pytest.raises(MemoryLimitError, match=message):
+        call()
+    assert taken.bytes < 2e7
 
 
 @pytest.mark.parametrize("metric", ["l2", "degree"])

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import tracemalloc
 from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from benchmarks.resident import traced
 from nlflow import InputError, Mask
 from tests.covering import pairs
 from tests.problems import torch_on_one_thread
@@ -111,16 +111,11 @@ def test_long_causal_heads_form_nothing_of_the_size_of_the_matrix(
         pair("softmax", window)[0].affinity.average(np.ones(COUNT))  # loads what the first call of all needs
     q, k, v = np.random.default_rng(5).normal(size=(3, count, 6))
     head = Head(q, k, v, 0.4, mask=Mask(causal=True, window=window))
-    tracemalloc.start()
-    try:
-        with Watch() as watch:
-            average = head.affinity.average(v)
-            limit = head.fidelity_limit
-        peak = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
+    with traced() as taken, Watch() as watch:
+        average = head.affinity.average(v)
+        limit = head.fidelity_limit
     assert watch.largest < count**2 / 8
-    assert peak < count**2 / 8  # bytes, of which a matrix takes eight for each pair
+    assert taken.bytes < count**2 / 8  # bytes, of which a matrix takes eight for each pair
     assert head.affinity.memory_bytes < count**2 / 8
     seen = who_sees(count, window)
     some = np.arange(0, count, 500)

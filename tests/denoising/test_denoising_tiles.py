@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import math
-import tracemalloc
 import weakref
 from dataclasses import replace
 from typing import Any
@@ -13,6 +12,7 @@ import numba
 import numpy as np
 import pytest
 
+from benchmarks.resident import traced
 from nlflow import InputError, MemoryLimitError, denoise
 from nlflow.denoising import groupwise
 from nlflow.denoising.groupwise import PRESETS, bytes_needed, in_tiles
@@ -156,15 +156,11 @@ def test_the_working_memory_of_a_pixel(quality: str):
         # The number of steps adds the estimates of the path alone, which count by their size.
         steps = PRESETS[quality].steps
         value = value if steps < 6 else value[:, :160]
-    tracemalloc.start()
-    try:
+    with traced() as taken:
         _, info = denoise(value, 1.0, quality=quality, return_info=True)
-        peak = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-    assert peak < 1500 * value.size
+    assert taken.bytes < 1500 * value.size
     assert info.memory_bytes < 1500 * value.size
-    assert 0.4 * peak < info.memory_bytes < 2.5 * peak
+    assert 0.4 * taken.bytes < info.memory_bytes < 2.5 * taken.bytes
 
 
 def test_memory_grows_with_what_there_is():

@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 import time
-import tracemalloc
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +20,7 @@ import numpy as np
 import pytest
 
 import nlflow as nl
+from benchmarks.resident import traced
 from nlflow.errors import FileFormatError, InputError
 from nlflow.store.series import base as series_base
 from tests.problems import Floats
@@ -554,13 +554,10 @@ def test_memory_does_not_grow_with_the_run(form: str, tmp_path: Path) -> None:
     u = np.random.default_rng(0).standard_normal(grid.shape)
 
     def peak(steps: int) -> int:
-        tracemalloc.start()
-        try:
+        with traced() as taken:
             nl.solve(flow, u, t=0.25 * steps, integrator=EULER, energies=False,
                      trackers=[nl.Frames(tmp_path / f"{steps}.{form}", energy=False)])  # fmt: skip
-            return tracemalloc.get_traced_memory()[1]
-        finally:
-            tracemalloc.stop()
+        return taken.bytes
 
     peak(3)
     assert peak(44) - peak(4) < 3 * u.nbytes

@@ -7,7 +7,6 @@ million (`LEVEL`) with right walks; a bias of a percent fails for nearly all.
 from __future__ import annotations
 
 import math
-import tracemalloc
 from typing import Any
 
 import numba
@@ -16,6 +15,7 @@ import pytest
 from scipy import stats
 
 import nlflow as nl
+from benchmarks.resident import traced
 from nlflow import MarkovChain
 from nlflow.markov import walks
 from nlflow.markov.walks import AliasTables
@@ -81,15 +81,11 @@ def test_memory_of_starts_is_what_it_takes() -> None:
         return MarkovChain(given(np.ones((10, 10))), memory_limit=limit).walk(law, 0, walkers, rng=0)
 
     drawn()
-    tracemalloc.start()
-    try:
+    with traced() as taken:
         drawn()
-        peak = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-    assert len(drawn(1.03 * peak)) == walkers
+    assert len(drawn(1.03 * taken.bytes)) == walkers
     with pytest.raises(nl.MemoryLimitError, match="a start for each of 100000 walkers"):
-        drawn(0.97 * peak)
+        drawn(0.97 * taken.bytes)
 
 
 def test_one_state_and_one_walker() -> None:

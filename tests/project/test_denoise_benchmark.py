@@ -225,6 +225,20 @@ def test_figures_of_a_process_are_bytes(tmp_path: Path) -> None:
     assert resident.figures(tmp_path, "smaps_rollup") == {"Pss": 2**19}
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere there is no other figure")
+def test_a_peak_is_not_that_of_the_process_that_started_this_one() -> None:
+    """Linux hands ru_maxrss down."""
+    program = "from validation.robustness.fuzz.watch import peak; print(peak())"
+    with resident.traced() as taken:
+        held = bytearray(2**28)
+    held[:: 2**10] = bytes(2**18)
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=Path(__file__).parents[2], capture_output=True, text=True, check=True
+    )
+    assert 2**28 <= taken.bytes <= 2**28 + 2**12
+    assert resident.peak() > len(held) > int(done.stdout)
+
+
 @pytest.mark.slow
 def test_peak_memory_sees_what_a_task_takes_and_gives_back() -> None:
     # In a process of its own, as the benchmark has it: what other tests left behind may be given back meanwhile.

@@ -12,7 +12,6 @@ import shutil
 import stat
 import subprocess
 import sys
-import tracemalloc
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +21,7 @@ import numpy as np
 import pytest
 
 import nlflow as nl
+from benchmarks.resident import traced
 from nlflow.backends.machine import environment
 from nlflow.errors import FileFormatError, InputError, MemoryLimitError, NlflowWarning
 from nlflow.flows.flow import Flow
@@ -251,13 +251,9 @@ def crafted(path: Path, header: bytes, content: bytes = b"", *, compression: int
 def test_shapes_are_held_against_lengths_before_there_are_arrays(header: str, content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "archive"
     crafted(path, header.encode(), content)
-    tracemalloc.start()
-    try:
-        with pytest.raises(FileFormatError, match="not a whole nlflow archive"):
-            load_archive(path, "mine")
-        assert tracemalloc.get_traced_memory()[1] < 2**22
-    finally:
-        tracemalloc.stop()
+    with traced() as taken, pytest.raises(FileFormatError, match="not a whole nlflow archive"):
+        load_archive(path, "mine")
+    assert taken.bytes < 2**22
 
 
 def test_bombs_and_absurd_sizes_are_refused_before_they_are_read(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import resource
 import sys
 import traceback
 import warnings
@@ -11,6 +10,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from benchmarks.resident import peak
 
 __all__ = [
     "ENDED",
@@ -141,7 +142,7 @@ def judge(reader: Callable[[bytes], object], data: bytes, guard: Guard | None = 
     """
     from nlflow.errors import NlflowError
 
-    before = _peak()
+    before = peak()
     outcome = READ
     try:
         if guard is None:
@@ -157,14 +158,9 @@ def judge(reader: Callable[[bytes], object], data: bytes, guard: Guard | None = 
         outcome = ENDED if "a decoder that ended" in str(error) else REFUSED
     if guard is not None and guard.seen:
         raise BrokenPropertyError(f"a reader did what none may do: {guard.seen[0]}")
-    grown = _peak() - before
+    grown = peak() - before
     require(grown <= _SPARE, f"the peak of memory grew by {grown} bytes for an input of {len(data)} bytes")
     return outcome
-
-
-def _peak() -> int:
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 def place_of(error: BaseException) -> str:
