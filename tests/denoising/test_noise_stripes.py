@@ -177,3 +177,12 @@ def test_a_model_is_scaled_told_and_written_down():
     assert Stripes(2.0, 1).scaled(1.5) == Stripes(3.0, 1)
     assert Stripes(2.0, 1).as_dict() == {"kind": "stripes", "sigma": 2.0, "axis": 1, "shared": True}
     assert "column" in Stripes(2.0, 1).describe()
+
+
+def test_white_noise_of_few_rows_has_no_stripes():
+    """Offsets of 24 rows agree by chance in 1 of 200 pictures; offsets as strong as the noise are found in most."""
+    rng = np.random.default_rng(0)
+    flat = rng.normal(100, 10, (60, 24, 32))
+    assert sum(found(one) is not None for one in flat) <= 1
+    striped = flat + rng.normal(0, 10, (60, 24, 1))
+    assert sum(found(one) is not None for one in striped) > 30

@@ -9,15 +9,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, ImageDraw
 from scipy.ndimage import gaussian_filter
 from skimage import data
 
 from benchmarks.blind.delicate import dithered, grating
 from benchmarks.blind.simulated_camera import Camera
-from nlflow import estimate_noise
+from nlflow import denoise, estimate_noise
 from nlflow.denoising.noise import GaussianNoise, Mixture, Poisson
 from nlflow.denoising.noise.models.gaussian import OPPONENT
+from nlflow.errors import NlflowWarning
 from tests.pictures import Floats
 
 pytestmark = pytest.mark.numerical
@@ -119,6 +120,40 @@ def test_texture_under_weak_noise_of_a_camera_does_not_count_as_noise() -> None:
     noise = (second - np.mean(others, axis=0)).std()
     found = estimate_noise(first, channel_axis=-1)
     assert np.sqrt(found.model.counted(3, 2).mean() if not found.model.is_white else found.model.sigma**2) < 2 * noise
+
+
+# ---- small pictures
+
+
+def letters(side: int) -> Floats:
+    """Return a clean piece of a page of print."""
+    page = np.full((side, side), 255.0)
+    draw = ImageDraw.Draw(picture := Image.fromarray(page.astype(np.uint8)))
+    for top, text in enumerate(["ae0scm8", "Bgy3kxz", "nw5uoea", "Rt4fQj6"]):
+        draw.text((1, 10 * top), text, fill=0)
+    return np.asarray(picture, np.float64)
+
+
+@pytest.mark.parametrize("side", [12, 16, 24, 34])
+@pytest.mark.parametrize(("width", "sure"), [(0, "medium"), (0.7, "low"), (1.5, "low")])
+def test_noise_of_a_small_picture_is_white_where_it_is_as_strong_at_half_the_size(
+    side: int, width: float, sure: str
+) -> None:
+    found = estimate_noise(100 + coloured(width, 10, (side, side), seed=side))
+    assert found.confidence == sure
+    if sure == "medium":
+        assert found.model.white_sigma == pytest.approx(10, rel=0.2)
+
+
+@pytest.mark.parametrize("side", [24, 28, 34])
+def test_letters_of_a_small_picture_do_not_count_as_noise(side: int) -> None:
+    clean = letters(side)
+    assert estimate_noise(clean).model.sigma == 0
+    noisy = clean + coloured(0, 10, (side, side), seed=side)
+    assert estimate_noise(noisy).confidence == "low"
+    with pytest.warns(NlflowWarning, match="noise"):
+        result = denoise(noisy, quality="fast")
+    assert ((result - clean) ** 2).mean() < ((noisy - clean) ** 2).mean()
 
 
 # ---- what is clean

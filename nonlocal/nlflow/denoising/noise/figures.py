@@ -241,7 +241,13 @@ class OfStripes(Figures, source=ON_PHOTOGRAPHS):
     degrees = figure(3.0, "of freedom of Student's law of the errors of the differences")
     least_spread = figure(0.05, "of sigma: the differences of two rows are not taken to be more certain")
     parts = figure(6, "of a row, that must agree")
-    agreed = figure(0.6, "times their distance from one another: a step this large is agreed on; noise alone has 0.4")
+    agreed = figure(0.6, "times their distance from one another: a step this large is agreed on")
+    alone = figure(0.4, "the same of noise alone, in the middle", "measured: white noise of 24 to 256 rows")
+    by_chance = figure(
+        1.8,
+        "over the root of the number of rows: by more noise alone goes beyond its middle in 1 of 200 pictures",
+        "measured: white noise of 24 to 128 rows",
+    )
     opposite = figure(-0.2, "correlation of steps that follow each other")
     unrelated = figure(0.35, "correlation of others")
     least_ratio = figure(0.15, "of the quartiles of the sizes of steps: 0.28 for a Gaussian law")
@@ -327,7 +333,6 @@ class OfRecordings(Figures, source=BY_HAND):
     rising = figure(0.35, "of the variance at low frequencies, beyond that beside them: more may be slow structure")
     sure = figure(0.5, "of the variance: with less that is distributed as noise, what was found is the signal")
     flat = figure(0.2, "the same in absolute terms: 0.9 dB do not matter")
-    quantiles = figure((0.25, 0.5, 0.7), "of the sizes of errors of white noise, below those of structure")
     agree = figure(0.15, "relative: so far their strengths may be apart from that of the quietest parts")
     slower = figure(1.3, "times the strength at high frequencies is that of means of two samples, where noise is white")
     harmless = figure(1e-4, "of the range: taking out so little harms nothing: 80 dB")
@@ -387,8 +392,10 @@ class OfWindows(
     )
     filled = figure({1: 9, 2: 5}, "a neighbourhood so wide that is constant was filled in, and has no noise")
     most_windows = figure({1: 2**16, 2: 2**16, 3: 2**17}, "windows that are looked at", COST)
+    quantiles = figure((0.25, 0.5, 0.7), "of the sizes of errors of white noise, below those of structure", BY_HAND)
     apart = figure(1.25, "ratio of the strengths of channels from which on they have one each")
     block = figure({2: 2**12, 3: 2**14}, "windows that are transformed at a time: they stay in the cache", COST)
+    rounding = figure(1e-14, "of the range: a smaller strength is none", OF_ROUNDING)
     first_error = figure(0.09, "relative uncertainty of sigma that the first windows must reach", BY_HAND)
     last_error = figure(
         0.01, "relative uncertainty from which on more windows are not worth the structure in them", BY_HAND
@@ -489,6 +496,17 @@ class OfVerdict(Figures, source=BY_HAND):
     least_range = figure(1e-100, "with smaller and larger ranges nothing but a strength is estimated", OF_FLOATS)
     slab = figure(8, "slices that are looked at together", COST)
     most = figure(2**21, "samples in them", COST)
+    errors = figure(
+        2.5,
+        "of what most differences along diagonals tell, by which it is less than the quietest blocks tell",
+        "measured: white noise of 16 to 32 samples a side is beyond in 1 of 50 pictures",
+    )
+    rounds = figure(20, "of leaving out what is far larger than the noise", COST)
+    slower = figure(
+        1.5,
+        "times as much noise at half the size, at most, where it is white",
+        "measured: white noise of 16 to 32 samples a side has 1.4, a blur of 0.7 samples makes 2.8",
+    )
     smallest = figure(16, "samples along the sides of a picture of which more than a strength is told")
 
 

@@ -351,7 +351,8 @@ class _Marks:
         parts = [differences(part, 1e-3, 1)[0][0] for part in np.array_split(rows, OfStripes.parts, axis=1)]
         middle = np.median(parts, axis=0)
         apart = TO_SIGMA * np.median(np.abs(parts - middle), axis=0)
-        agree = np.median(np.abs(middle)) > OfStripes.agreed * np.median(apart)
+        agreed = max(OfStripes.agreed, OfStripes.alone + OfStripes.by_chance / math.sqrt(len(rows)))
+        agree = np.median(np.abs(middle)) > agreed * np.median(apart)
         error = np.pi / 2 * float(np.median(apart)) ** 2 / OfStripes.parts  # of a median of the parts
         sigma = math.sqrt(max(spread**2 - error, 0.0) / 2)
         return cls(steps, sigma, bool(agree and sigma > 0))

@@ -15,7 +15,12 @@ from nlflow.denoising.noise.figures import OfDispersion, OfRecordings, OfTransfe
 from nlflow.denoising.noise.finding.finders import find_impulses
 from nlflow.denoising.noise.finding.hum import hum_of_mains
 from nlflow.denoising.noise.finding.periodograms import Spectrum, cut_off, look_at_spectrum
-from nlflow.denoising.noise.finding.sigma import channel_levels, estimate_sigmas, sigmas_at_half
+from nlflow.denoising.noise.finding.sigma import (
+    channel_levels,
+    estimate_sigmas,
+    sigmas_at_half,
+    sigmas_of_sizes,
+)
 from nlflow.denoising.noise.finding.speckle import find_speckle
 from nlflow.denoising.noise.models.base import Mixture, Noise, NoiseEstimate, Reduction
 from nlflow.denoising.noise.models.gaussian import GaussianNoise
@@ -202,23 +207,21 @@ def _of_white(
     the lowest quantile of what the neighbours of a sample do not predict, tells less, there is less. It is sure where
     three quantiles, all frequencies and half the rate tell the same.
     """
-    from scipy.special import ndtri
-
     present = np.ones(len(samples), bool) if missing is None else ~missing
     if np.count_nonzero(present) < OfRecordings.least:
         reason = f"fewer than {OfRecordings.least} samples tell little: noise is taken as white"
         return NoiseEstimate(_alike(sigmas), "medium", (reason,))
     flat = all(one is not None and one.is_white for one in found)
     bounded = _bounded(sigmas, found)
-    apart, laws, least = 0.0, ndtri((1 + np.array(OfRecordings.quantiles)) / 2), bounded.copy()
+    apart, least = 0.0, bounded.copy()
     for c, channel in enumerate(samples.T):
         scale = float(np.abs(channel[present]).max()) or 1.0
         rough = np.abs(rough_of(interpolated(np.where(present, channel / scale, 0.0), present)))[present]
         rough = rough[~_beside(cut_off(channel, present))[present]]
-        told = np.quantile(rough, OfRecordings.quantiles) / laws * scale
+        told = sigmas_of_sizes(rough) * scale
         apart = max(apart, float(np.abs(np.log(np.maximum(told, 1e-300) / max(least[c], 1e-300))).max()))
         varied = rough[rough > 0]  # what is constant, as a pause that was cut out, tells nothing
-        quarter = float(np.quantile(varied, OfRecordings.quantiles[0])) / laws[0] * scale if len(varied) else math.inf
+        quarter = float(sigmas_of_sizes(varied)[0]) * scale if len(varied) else math.inf
         if quarter < (1 - 2 * OfRecordings.agree) * least[c]:
             least[c] = quarter
     if (least < sigmas).any():

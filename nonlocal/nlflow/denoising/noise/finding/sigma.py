@@ -75,7 +75,8 @@ def _while_consistent(windows: Windows, order: NDArray[np.intp], share: float) -
         if count >= len(order) or math.sqrt(error) / 2 < OfWindows.last_error:
             break
         count *= 2
-    return math.sqrt(seen[-1][0]) if seen else 0.0
+    sigma = math.sqrt(seen[-1][0]) if seen else 0.0
+    return sigma if sigma > OfWindows.rounding else 0.0
 
 
 def sigma_of_volume(volume: NDArray[np.floating], absent: NDArray[np.bool_]) -> float:
@@ -215,6 +216,24 @@ def sigmas_at_half(samples: NDArray[Any], missing: NDArray[np.bool_] | None = No
     halves = samples[whole].astype(np.float64).reshape(*shape, -1).mean(axis=pairs)
     absent = None if missing is None else np.asarray(missing[whole].reshape(shape).any(axis=pairs))
     return math.sqrt(2 ** len(pairs)) * estimate_sigmas(halves, absent)
+
+
+def sigmas_of_sizes(sizes: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the standard deviation that each of `OfWindows.quantiles` of absolute Gaussian errors (M,) tells."""
+    return np.asarray(np.quantile(sizes, OfWindows.quantiles) / _laws_of_sizes())
+
+
+def chance_of_sizes(count: int) -> float:
+    """Return the relative error of the first of `sigmas_of_sizes` for so many independent errors."""
+    q, law = OfWindows.quantiles[0], float(_laws_of_sizes()[0])
+    density = math.sqrt(2 / math.pi) * math.exp(-(law**2) / 2)
+    return math.sqrt(q * (1 - q) / count) / (density * law)
+
+
+def _laws_of_sizes() -> NDArray[np.float64]:
+    from scipy.special import ndtri
+
+    return np.asarray(ndtri((1 + np.array(OfWindows.quantiles)) / 2))
 
 
 def channel_levels(sigmas: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final
@@ -29,10 +30,12 @@ from nlflow.denoising.noise.finding.places import find_places
 from nlflow.denoising.noise.finding.recordings import examine_recording
 from nlflow.denoising.noise.finding.sigma import (
     blocks_of,
+    chance_of_sizes,
     channel_levels,
     estimate_sigmas,
     in_unit,
     sigmas_at_half,
+    sigmas_of_sizes,
 )
 from nlflow.denoising.noise.finding.speckle import find_speckle
 from nlflow.denoising.noise.finding.transfer import magnitudes_of, transfer_of
@@ -70,6 +73,13 @@ _MAGNITUDES: Final = "the variance grows with the mean as that of magnitudes of 
 _NEARLY_COUNTS: Final = "the line of counts meets the variances nearly as well"
 _FEW: Final = 16  # samples: fewer, of one value, say nothing of noise
 _TOO_SMALL: Final = "the picture is too small, or too much of it is missing, to tell how its noise varies"
+_STRUCTURE: Final = (
+    "structure is everywhere: most samples tell less noise than the quietest blocks do, and the least of it counts"
+)
+_SLOWER: Final = (
+    "noise is measured at the highest frequencies; at half the size there is {:.2g} times as much, which is structure, "
+    "or noise that is not white"
+)
 #: Why what has two values stays.
 TWO_VALUES: Final = "there are two values alone, as masks, drawings and dithered pictures have; nothing counts as noise"
 
@@ -136,7 +146,7 @@ def examine(samples: Array, missing: NDArray[np.bool_] | None = None) -> NoiseEs
     if missing is not None and samples.ndim == 3:
         samples, missing = _mirrored(samples, missing)
     if samples.ndim == 3 and min(samples.shape[:-1]) < OfVerdict.smallest:
-        return NoiseEstimate(GaussianNoise(_white(samples, missing)), "medium", (_TOO_SMALL,))
+        return _of_few(samples, missing)
     enlarged = find_enlarged(samples, missing)
     if enlarged is not None:
         return _of_enlarged(samples, enlarged)
@@ -232,7 +242,53 @@ def _gaussian(samples: Array, missing: NDArray[np.bool_] | None) -> NoiseEstimat
         return _of_channels(samples, missing)
     white = partial(_white, samples, missing)
     found = noise_of_picture(samples, missing, white) if min(samples.shape[:-1]) >= SIDE else None
-    return NoiseEstimate(GaussianNoise(white()), "medium", (_TOO_SMALL,)) if found is None else found
+    return _of_few(samples, missing) if found is None else found
+
+
+def _of_few(samples: Array, missing: NDArray[np.bool_] | None) -> NoiseEstimate:
+    """Return the verdict on white noise in an image (H, W, C) of which no windows are seen.
+
+    Structure only adds to noise: where most differences along diagonals tell less than the quietest blocks, there is
+    less.
+    """
+    sigmas, sizes = estimate_sigmas(samples, missing), _diagonals(samples, missing)
+    if len(sizes):
+        least = (1 - OfVerdict.errors * chance_of_sizes(len(sizes))) * sigmas
+        rounded = 0.25 if np.array_equal(samples, np.rint(samples)) else 0.0  # half of a step of the sizes of integers
+        less = np.array([_of_most(own + rounded) for own in sizes.T]) < least
+        if less.any():
+            each = [
+                _of_most(own) if is_less else sigma for own, is_less, sigma in zip(sizes.T, less, sigmas, strict=True)
+            ]
+            return NoiseEstimate(GaussianNoise(_one_or_each(channel_levels(np.array(each)))), "low", (_STRUCTURE,))
+    model = GaussianNoise(_one_or_each(channel_levels(sigmas)))
+    at_half = sigmas_at_half(samples, missing)
+    told = (sigmas > 0) & np.isfinite(at_half)  # no picture of three rows has a half
+    slower = float((at_half[told] / sigmas[told]).max(initial=0.0))
+    if slower > OfVerdict.slower:
+        return NoiseEstimate(model, "low", (_SLOWER.format(slower),))
+    return NoiseEstimate(model, "medium", (_TOO_SMALL,))
+
+
+def _diagonals(samples: Array, missing: NDArray[np.bool_] | None) -> NDArray[np.float64]:
+    """Return the sizes (M, C) of differences along diagonals, in units in which they have the strength of the noise."""
+    a, b, c, d = (samples[i : n - 1 + i, j : m - 1 + j].astype(np.float64) for n, m in [samples.shape[:2]]
+                  for i in (0, 1) for j in (0, 1))  # fmt: skip
+    sizes = np.abs(a - b - c + d) / 2
+    if missing is None:
+        return sizes.reshape(-1, samples.shape[-1])
+    gone = missing[1:] | missing[:-1]
+    return np.asarray(sizes[~(gone[:, 1:] | gone[:, :-1])])
+
+
+def _of_most(sizes: NDArray[np.float64]) -> float:
+    """Return the strength of Gaussian noise that the sizes (M,) tell which are at most three times as large."""
+    sigma = math.inf
+    for _ in range(OfVerdict.rounds):
+        before, sigma = sigma, float(sigmas_of_sizes(sizes[sizes <= 3 * sigma]).min())
+        if sigma == before:
+            break
+    return sigma
 
 
 def _of_channels(samples: Array, missing: NDArray[np.bool_] | None) -> NoiseEstimate:
@@ -252,7 +308,10 @@ def _of_channels(samples: Array, missing: NDArray[np.bool_] | None) -> NoiseEsti
 
 def _white(samples: Array, missing: NDArray[np.bool_] | None) -> Any:
     """Return the strength of white noise: one number where channels are alike, otherwise one a channel."""
-    levels = channel_levels(estimate_sigmas(samples, missing))
+    return _one_or_each(channel_levels(estimate_sigmas(samples, missing)))
+
+
+def _one_or_each(levels: NDArray[np.float64]) -> Any:
     return float(levels[0]) if (levels == levels[0]).all() else levels
 
 
@@ -275,7 +334,7 @@ def of_volume(samples: Array, missing: NDArray[np.bool_] | None) -> NoiseEstimat
     sigmas = estimate_sigmas(samples, missing)
     strongest = float(sigmas.max())
     levels = channel_levels(sigmas)
-    white = GaussianNoise(float(levels[0]) if (levels == levels[0]).all() else levels)
+    white = GaussianNoise(_one_or_each(levels))
     measured: dict[str, Any] = {"white": float(np.mean(sigmas))}
     if strongest == 0:
         return NoiseEstimate(white, "medium", ("no noise is seen",), measured)
