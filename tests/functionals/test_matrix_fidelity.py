@@ -243,6 +243,23 @@ def test_steps_of_matrices_that_are_learnt_are_those_of_their_inverses(
         np.testing.assert_allclose(found.detach().double(), expected[..., 0], rtol=0, atol=rounding * 4)
 
 
+@pytest.mark.parametrize("nodes", [(8,), (1,)])
+@pytest.mark.parametrize("method", ["direct", "iterative"])
+@pytest.mark.parametrize("metric", METRICS)
+def test_matrices_of_one_channel_are_numbers(metric: str, method: str, nodes: tuple[int, ...]) -> None:
+    f, strength = normal((8, 1)), normal(nodes) ** 2
+    weights = nl.affinity(nl.Gaussian(1.2), POINTS)
+    for given in (strength[:, None, None], MatrixFidelity(strength[:, None, None])):
+        flow = nl.GradientFlow(nl.E(weights, f, given), metric)
+        found = nl.equilibrium(flow, method=method)
+        k = 2 * feature_matrix(nl.Gaussian(1.2), POINTS.nodes, POINTS.nodes) * POINTS.weights
+        own = np.broadcast_to(strength, 8)
+        expected = np.linalg.solve(np.diag(k.sum(axis=1) + own) - k, own[:, None] * f)
+        assert found.success
+        np.testing.assert_allclose(found.u, expected, atol=1e-8)
+        np.testing.assert_array_equal(flow.functional.fidelity, own)
+
+
 def test_implicit_step_keeps_its_digits_for_large_fidelities() -> None:
     """The eigenvalues are 0, 1 and 1e8: along the first the start stays, though f is there multiplied by rounding."""
     turn = np.linalg.qr(normal((CHANNELS, CHANNELS)))[0]

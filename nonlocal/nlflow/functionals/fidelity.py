@@ -349,7 +349,7 @@ def as_fidelity(given: Any, observed: Array, affinity: Affinity, *, matrices: bo
     if isinstance(given, MatrixFidelity):
         _check_matrices((*given.nodes, given.width, given.width), observed, shape)
         same_kind("fidelity", given._matrices, observed)
-        return given
+        return _of_one_channel(given, shape)
     if isinstance(given, NodeFidelity):
         given = given.values
     elif isinstance(given, Fidelity):  # of somebody's own
@@ -378,11 +378,20 @@ def as_fidelity(given: Any, observed: Array, affinity: Affinity, *, matrices: bo
     xp = namespace(values)
     if many:
         _check_matrices(tuple(values.shape), observed, shape)
-        return MatrixFidelity(values, dtype=observed.dtype)
+        return _of_one_channel(MatrixFidelity(values, dtype=observed.dtype), shape)
     lowest = scalar(xp.min(values))
     if lowest < 0:
         raise InputError(f"fidelity: got {lowest:g} at some node, expected values >= 0 (0 where data is missing)")
     return NodeFidelity(xp.astype(values, observed.dtype, copy=True))
+
+
+def _of_one_channel(given: MatrixFidelity, shape: tuple[int, ...]) -> Fidelity:
+    """Return matrices of one entry as what they are, a number for each node."""
+    if given.width > 1:
+        return given
+    values = given.values[..., 0, 0]
+    xp = namespace(values)
+    return NodeFidelity(xp.broadcast_to(xp.where(values > 0, values, 0 * values), shape))
 
 
 def _check_matrices(got: tuple[int, ...], observed: Array, nodes: tuple[int, ...]) -> None:
