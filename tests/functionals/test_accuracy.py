@@ -200,6 +200,30 @@ def test_a_direct_factor_that_loses_its_digits_says_so() -> None:
     assert "the error" in found.message
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("phi", [1e-7, 1e-3, 10.0])
+def test_a_direct_factor_has_the_residual_of_what_it_returns(phi: float, dtype: Any) -> None:
+    f = (F + 100).astype(dtype)
+    found = nl.E(nl.affinity(nl.Gaussian(1.0), nl.Points(np.arange(float(N)))), f, phi, measure="degree").minimizer(
+        preconditioner="direct", rtol=1e-4
+    )
+    k = np.exp(-((np.arange(N)[:, None] - np.arange(N)) ** 2) / 2)
+    p, u = k / k.sum(axis=1, keepdims=True), found.u.astype(np.float64)
+    left = np.abs((1 + phi) * u - p @ u - phi * f.astype(np.float64))
+    diagonal = 1 + phi - np.diag(p)
+    residual = np.max(left / diagonal / (2 * np.abs(u).max(axis=0) + phi * np.abs(f) / diagonal))
+    assert abs(found.residual - residual) < 8 * np.finfo(dtype).eps
+    assert found.success
+
+
+def test_a_direct_factor_in_float64_is_judged_as_such() -> None:
+    x, w, f = np.linspace(0, 8, 12), np.logspace(-6, 6, 12), (F[:12] + 100).astype(np.float32)
+    found = nl.E(nl.affinity(nl.Laplace(1.0), nl.Points(x, weights=w)), f, 1.0).minimizer(preconditioner="direct")
+    k = 2 * np.exp(-np.abs(x[:, None] - x)) * w * (1 - np.eye(12))
+    np.testing.assert_allclose(found.u, np.linalg.solve(np.diag(k.sum(axis=1) + 1) - k, f.astype(float)), rtol=1e-6)
+    assert found.success, found.message
+
+
 def test_a_step_that_is_too_long_for_rounding_ends_the_run() -> None:
     weights = 1e14 * (np.ones((6, 6)) + np.diag(np.arange(6.0)))
     flow = nl.GradientFlow(nl.J(nl.from_matrix(weights, nl.Points(np.arange(6.0)))), "l2")

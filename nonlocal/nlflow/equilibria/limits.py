@@ -20,7 +20,7 @@ from nlflow.errors import (
 )
 from nlflow.flows.linear import LinearFlow
 from nlflow.flows.spectrum import apply_operator
-from nlflow.functionals.accuracy import Rows
+from nlflow.functionals.accuracy import Rows, rounded_residual
 from nlflow.functionals.constraint import Held
 from nlflow.functionals.energies import E
 from nlflow.functionals.krylov import default_rtol, verdict
@@ -133,9 +133,8 @@ def direct(system: System, rtol: float, memory_limit: float | None) -> Equilibri
     x, leaving = x[free], rates.sum(axis=1)
     diagonal = (stopped + leaving)[:, None]
     with np.errstate(over="ignore", invalid="ignore"):
-        rest = np.abs(b - stopped[:, None] * x - (leaving[:, None] * x - rates @ x)) / diagonal
-        size = 2 * sizes.max(axis=0) + pulls[free] / diagonal
-        residual = float(np.max(np.where(rest > 0, rest / np.where(size > 0, size, 1.0), rest)))
+        left = b - stopped[:, None] * x - (leaving[:, None] * x - rates @ x)
+    residual = rounded_residual(left, diagonal, sizes, pulls[free])
     success = residual <= rtol
     advice = "" if success else f", above rtol={rtol:g}, which {str(u.dtype).removeprefix('torch.')} does not reach"
     return Equilibrium(u, residual, 0, success, f"residual {residual:.3g} by direct{advice}", "direct")

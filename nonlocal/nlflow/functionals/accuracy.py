@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from nlflow._array import Array, constant_like, namespace, scalar, to_numpy
+from nlflow._array import Array, Floats, constant_like, namespace, scalar, to_numpy
 from nlflow.functionals.fidelity import Fidelity
 from nlflow.functionals.krylov import Solved, conjugate_gradients, error_allowed, gmres
 
@@ -182,6 +182,13 @@ class Rows:
 
     def _top(self, v: Array) -> Array:
         return namespace(v).max(self._size(v), axis=self.axes, keepdims=True)
+
+
+def rounded_residual(left: Floats, diagonal: Floats, sizes: Floats, right: Floats) -> float:
+    """Return the largest |b - A u|_i / (2 a_ii max|u| + |b_i|) of rows, which no rounding of u makes large."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        rest, size = np.abs(left) / diagonal, 2 * sizes.max(axis=0) + np.abs(right) / diagonal
+        return float(np.max(np.where(rest > 0, rest / np.where(size > 0, size, 1.0), rest)))
 
 
 def _seen_shares(pull: Fidelity, like: Array, axes: tuple[int, ...]) -> NDArray[np.float64]:

@@ -424,7 +424,7 @@ class E(J):
         if fidelity.bounds()[1] == 0:
             raise NumericalError("degree: so large that fidelity / degree underflows to 0; use measure='degree'")
         if options["name"] == "direct" and not is_graph(self.affinity):
-            return minimize_direct(self.affinity, fidelity, f)
+            return minimize_direct(self.affinity, fidelity, f, options["rtol"])
         with self.affinity.within_memory(f):
             return minimize(self.affinity, fidelity, f, **options)
 

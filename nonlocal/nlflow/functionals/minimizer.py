@@ -23,10 +23,10 @@ from nlflow._array import (
 )
 from nlflow.affinities import Affinity, SparseAffinity
 from nlflow.errors import InputError, NumericalError, check_memory
-from nlflow.functionals.accuracy import Rows, Run
+from nlflow.functionals.accuracy import Rows, Run, rounded_residual
 from nlflow.functionals.constraint import Held, components_of
 from nlflow.functionals.fidelity import Fidelity, NodeFidelity
-from nlflow.functionals.krylov import Solved, conjugate_gradients, default_rtol, error_allowed, verdict
+from nlflow.functionals.krylov import Solved, conjugate_gradients, error_allowed, verdict
 from nlflow.functionals.preconditioners.choice import Choice
 
 
@@ -39,8 +39,10 @@ class Minimizer(Brief):
     u : array
         Shaped like the observed signal.
     residual : float
-        Of its equation, relative to the right-hand side. For a minimizer of E the larger of two ratios: that of the
-        norms in the degree measure, and that of the largest entries, rows over 1 + lambda~.
+        Of its equation, relative to the right-hand side, of signals less a constant and before `u` is rounded. For a
+        minimizer of E the larger of two ratios: that of the norms in the degree measure, and that of the largest
+        entries, rows over 1 + lambda~. By Cholesky's method that of `u`, each row of A u = b relative to
+        2 a_ii max|u| + |b_i|.
     iterations : int
     success : bool
         Whether the residual is within rtol, and for rtol < 1e-4 a bound of the error of `u` within 10^4 rtol of its
@@ -276,7 +278,7 @@ def _grounds(parts: list[Array], measure: Array) -> NDArray[np.float64]:
     return ground
 
 
-def minimize_direct(affinity: Affinity, fidelity: Fidelity, f: Array) -> Minimizer:
+def minimize_direct(affinity: Affinity, fidelity: Fidelity, f: Array, rtol: float) -> Minimizer:
     """Return the minimizer of E for a dense affinity by Cholesky's method, N^3 / 3 operations.
 
     ((1 + phi) I - S) v = phi m^1/2 f with S_ij = (P_ij P_ji)^1/2 and v = m^1/2 u.
@@ -307,16 +309,22 @@ def minimize_direct(affinity: Affinity, fidelity: Fidelity, f: Array) -> Minimiz
             "affinity: Cholesky's method broke down, since parts of the domain hardly see a node with a fidelity that "
             "counts beside 1; use equilibrium(flow, method='direct'), a wider kernel or smaller logits"
         ) from error
-    u = (v / root).reshape(f.shape).astype(f.dtype)
-    left = (root * ((1 + phi) * u.reshape(n, -1) - affinity._average(u).reshape(n, -1))) - b
-    size = np.linalg.norm(b, axis=0)
-    residual = float(np.max(np.linalg.norm(left, axis=0) / np.where(size > 0, size, 1.0)))
-    rows = Rows.of(
-        lambda v: v - affinity._average(v) + fidelity.times(v), fidelity, f, tuple(range(len(affinity.domain.shape)))
+    x, pulls = v / root, phi * signal
+    u = x.reshape(f.shape).astype(f.dtype)
+    given = u.reshape(n, -1).astype(np.float64)
+
+    def operator(v: Array) -> Array:
+        return v - matrix @ v + phi * v
+
+    residual = rounded_residual(
+        pulls - operator(given), phi + (1 - np.diag(matrix).astype(np.float64)[:, None]), np.abs(given), pulls
     )
-    allowed = error_allowed(default_rtol(f))
-    bound = rows.judged(Solved(u, residual, 0), None, fidelity.times(f), rows._top(f), allowed).error
-    success, advice = verdict(0.0, default_rtol(f), bound)
+    # Of what was found, not of its rounding to the precision of f.
+    rows = Rows.of(operator, NodeFidelity(phi[:, 0]), x, (0,))
+    bound = rows.judged(Solved(x, residual, 0), None, pulls, rows._top(signal), error_allowed(rtol)).error
+    success, advice = verdict(0.0, rtol, bound)
+    if success and not residual <= rtol:
+        success, advice = False, f", above rtol={rtol:g}, which {f.dtype} does not reach"
     return Minimizer(u, residual, 0, success, f"residual {residual:.3g} by Cholesky's method{advice}")
 
 
