@@ -406,6 +406,28 @@ def test_blocks_keep_the_largest_values_where_they_stand_for_no_data(nodata: Any
     assert np.abs(result - filled)[~HOLE].max() <= 0.51
 
 
+def test_a_pixel_lacks_data_where_a_file_says_so_of_one_channel_whole_and_in_blocks(tmp_path: Any) -> None:
+    dask = pytest.importorskip("dask.array")
+    value = np.clip(np.rint(np.stack([NOISY, NOISY[::-1], NOISY[:, ::-1]], -1)), 1, 255).astype(np.uint8)
+    value[HOLE] = value[2:6, 3:9, 2] = value[50, 7, 0] = 0
+    lacking = (value == 0).any(axis=-1)
+    tifffile.imwrite(tmp_path / "in.tif", value, photometric="rgb", extratags=[(NODATA, "s", 0, "0", True)])
+    report = json.loads(
+        run("denoise", str(tmp_path / "in.tif"), str(tmp_path / "out.tif"), "--sigma", "5", *FAST).stdout
+    )
+    assert report["missing"] == 3 * np.count_nonzero(lacking)
+    whole = tifffile.imread(tmp_path / "out.tif")
+    found, info, _ = denoised(
+        dask.from_array(value), 5.0, Options(), quality="pixels", channel_axis=-1, nodata=np.uint8(0)
+    )
+    result = found.compute()
+    assert f"{np.count_nonzero(lacking)} samples" in info.given[0]
+    np.testing.assert_array_equal(whole[lacking], value[lacking])
+    np.testing.assert_array_equal(result[lacking], value[lacking])
+    assert np.abs(result.astype(int) - whole).max() <= 1
+    assert not np.array_equal(result, value)
+
+
 def test_what_is_transparent_counts_for_nothing(tmp_path: Any) -> None:
     colours = np.clip(np.rint(np.stack([NOISY, NOISY[::-1], NOISY[:, ::-1]], -1)), 0, 255).astype(np.uint8)
     alpha = np.where(HOLE, 0, 255).astype(np.uint8)

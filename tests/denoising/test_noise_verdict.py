@@ -145,6 +145,11 @@ def test_noise_of_a_small_picture_is_white_where_it_is_as_strong_at_half_the_siz
         assert found.model.white_sigma == pytest.approx(10, rel=0.2)
 
 
+@pytest.mark.parametrize("shape", [(2, 2), (3, 3), (5, 6), (2, 300), (1, 40)])
+def test_so_few_samples_or_rows_do_not_tell_that_noise_is_white(shape: tuple[int, int]) -> None:
+    assert estimate_noise(np.random.default_rng(0).normal(100, 10, shape)).confidence == "low"
+
+
 @pytest.mark.parametrize("side", [24, 28, 34])
 def test_letters_of_a_small_picture_do_not_count_as_noise(side: int) -> None:
     clean = letters(side)

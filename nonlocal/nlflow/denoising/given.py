@@ -56,8 +56,14 @@ class Known:
     """What a whole that is read in parts tells its parts about missing samples, apart from NaN."""
 
     nodata: Any = None  # the value that stands for "no data", where there is one
+    said: bool = False  # by a file, as NaN: a pixel lacks data where one of its channels does; a guess asks all of them
     empty: Mask | None = None  # (C,), the channels without any sample
     told: tuple[str, ...] = ()
+
+    def lacking(self, array: Array, channel: int | None) -> Mask:
+        """Return which pixels have the value that stands for "no data"."""
+        at = has_value(array, self.nodata)
+        return at if channel is None else np.asarray((at.any if self.said else at.all)(axis=channel))
 
 
 def as_given(image: Any, axes: Axes, mask: Any = None, known: Known | None = None) -> Given:
@@ -83,11 +89,13 @@ def as_given(image: Any, axes: Axes, mask: Any = None, known: Known | None = Non
         if nan.any():
             lost = lost | nan
             told.append(told_of(nan, "NaN"))
+    if known is not None and known.said and known.nodata is not None:
+        lost = lost | has_value(array, known.nodata)
     empty = _empty_channels(lost, axes) if known is None else _everywhere_of(known.empty, axes)
     found = _in_pixels(lost & ~empty, axes)
     guessed, opacity = "", None
-    if known is not None and known.nodata is not None:
-        found = found | all_are(array, known.nodata, axes.channel)
+    if known is not None and known.nodata is not None and not known.said:
+        found = found | known.lacking(array, axes.channel)
     elif known is None and mask is None:
         at = None if not found.any() else found
         nodata, why = find_nodata(array, axes.channel, at)

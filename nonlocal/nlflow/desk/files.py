@@ -458,7 +458,7 @@ def _without_data(media: Media) -> Media:
     """Return what a file holds with the samples that hold no data, as it says, and those of which nothing is seen."""
     from nlflow.desk.formats.tiff_pages import no_data
 
-    told, notes = no_data(media.extras.get("tags", []), media.data), list(media.notes)
+    told, notes = no_data(media.extras.get("tags", []), media.data, media.channel_axis), list(media.notes)
     found = np.zeros(media.data.shape, bool) if told is None else told
     if found.any():
         notes.append(f"{media.path}: {np.count_nonzero(found)} sample(s) hold no data, as the file says; they count as "

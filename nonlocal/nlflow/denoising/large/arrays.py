@@ -17,7 +17,6 @@ from nlflow.backends.threads import one_loop_thread
 from nlflow.denoising.frame import Frame, Part, Spread, is_by_pixels, live_of, units_of
 from nlflow.denoising.given import (
     Known,
-    all_are,
     as_given,
     refuse_unordered,
 )
@@ -428,7 +427,7 @@ def _denoised(
     result = rounded(result, into)
     if frame.known is not None and frame.known.nodata is not None:  # which floats may not hold
         own, channel = _cut(block, inner, frame.axes), frame.axes.channel
-        at = all_are(own, frame.known.nodata, channel)
+        at = frame.known.lacking(own, channel)
         result = np.where(at if channel is None else np.expand_dims(at, channel), own, result)
     return result
 

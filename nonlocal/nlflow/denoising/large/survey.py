@@ -32,7 +32,7 @@ from nlflow.denoising.noise.finding.sigma import (
     windows_of_part,
 )
 from nlflow.denoising.noise.models.base import Noise
-from nlflow.domains.samples import exact_sums, mean_of_sums
+from nlflow.domains.samples import exact_sums, has_value, mean_of_sums
 from nlflow.errors import InputError
 from nlflow.store.encoding import digest, encode
 
@@ -163,7 +163,7 @@ class Statistics:
 def surveyed(blocks: Blocks, model: Noise | None, nodata: Any = None) -> tuple[Statistics, Known, str]:
     import dask
 
-    known, guessed, told = Known(nodata), "", list[str]()
+    known, guessed, told = Known(nodata, nodata is not None), "", list[str]()
     found = statistics(blocks, model, known)
     if found.empty.any() and not found.empty.all():
         known = replace(known, empty=found.empty)
@@ -231,6 +231,8 @@ def statistics_of(
     there = slice(None) if looked.missing is None else ~looked.missing
     flat, given = signal[there].reshape(-1, signal.shape[-1]), _last(block, axes.channel)[there]
     nan = np.isnan(_last(block, axes.channel)) if block.dtype.kind == "f" else np.zeros(signal.shape, bool)
+    if known.said and known.nodata is not None:
+        nan = nan | has_value(_last(block, axes.channel), known.nodata).reshape(nan.shape)
     empty = np.asarray(nan.reshape(-1, signal.shape[-1]).all(axis=0))
     size = math.prod(signal.shape[:-1])
     if not len(flat):

@@ -501,6 +501,11 @@ class OfVerdict(Figures, source=BY_HAND):
         "of what most differences along diagonals tell, by which it is less than the quietest blocks tell",
         "measured: white noise of 16 to 32 samples a side is beyond in 1 of 50 pictures",
     )
+    fewest = figure(
+        32,
+        "differences along diagonals, with fewer of which nothing is sure",
+        "measured: 64 samples of white noise are 20 % off in 1 of 3 pictures",
+    )
     rounds = figure(20, "of leaving out what is far larger than the noise", COST)
     slower = figure(
         1.5,

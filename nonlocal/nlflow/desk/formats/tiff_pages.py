@@ -193,10 +193,13 @@ def kept_tags(tags: Any, without: int = 0) -> list[tuple[Any, ...]]:
     return kept
 
 
-def no_data(tags: list[tuple[Any, ...]], data: Array) -> Array | None:
-    """Return where samples have the value of GDAL's tag for missing data; None without such a value, and for NaN."""
+def no_data(tags: list[tuple[Any, ...]], data: Array, channel: int | None = None) -> Array | None:
+    """Return where pixels have the value of GDAL's tag for missing data in a channel; None without it, and for NaN."""
     value = no_data_value(next((value for code, _, _, value, _ in tags if code == NODATA), None), data.dtype)
-    return None if value is None else has_value(data, value)
+    if value is None:
+        return None
+    at = has_value(data, value)
+    return at if channel is None else np.broadcast_to(at.any(axis=channel, keepdims=True), at.shape)
 
 
 def no_data_value(told: Any, dtype: np.dtype[Any]) -> Any:

@@ -71,6 +71,7 @@ _MOSAIC: Final = (
 _DRAWN: Final = "offsets of rows or columns without any other noise are drawn, as those of a grating, and stay"
 _MAGNITUDES: Final = "the variance grows with the mean as that of magnitudes of complex samples does"
 _NEARLY_COUNTS: Final = "the line of counts meets the variances nearly as well"
+_SO_FEW: Final = "so few samples, or rows of them, do not tell whether noise is white"
 _FEW: Final = 16  # samples: fewer, of one value, say nothing of noise
 _TOO_SMALL: Final = "the picture is too small, or too much of it is missing, to tell how its noise varies"
 _STRUCTURE: Final = (
@@ -263,8 +264,9 @@ def _of_few(samples: Array, missing: NDArray[np.bool_] | None) -> NoiseEstimate:
             return NoiseEstimate(GaussianNoise(_one_or_each(channel_levels(np.array(each)))), "low", (_STRUCTURE,))
     model = GaussianNoise(_one_or_each(channel_levels(sigmas)))
     at_half = sigmas_at_half(samples, missing)
-    told = (sigmas > 0) & np.isfinite(at_half)  # no picture of three rows has a half
-    slower = float((at_half[told] / sigmas[told]).max(initial=0.0))
+    if len(sizes) < OfVerdict.fewest or not np.isfinite(at_half).all():
+        return NoiseEstimate(model, "low", (_SO_FEW,))
+    slower = float((at_half[sigmas > 0] / sigmas[sigmas > 0]).max(initial=0.0))
     if slower > OfVerdict.slower:
         return NoiseEstimate(model, "low", (_SLOWER.format(slower),))
     return NoiseEstimate(model, "medium", (_TOO_SMALL,))
