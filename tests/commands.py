@@ -89,13 +89,13 @@ OPTIONS = {
 }
 
 
-def run(*arguments: str, code: int = 0) -> Any:
-    result = CliRunner().invoke(cli.app, list(arguments), prog_name="nonlocal", catch_exceptions=False)
+def run(*arguments: object, code: int = 0) -> Any:
+    result = CliRunner().invoke(cli.app, list(map(str, arguments)), prog_name="nonlocal", catch_exceptions=False)
     assert result.exit_code == code, result.output
     return result
 
 
-def fails(*arguments: str) -> str:
+def fails(*arguments: object) -> str:
     """Return the message of a run that fails with one line on stderr and nothing else."""
     before = listing()
     result = run(*arguments, code=1)

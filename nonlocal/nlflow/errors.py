@@ -482,6 +482,18 @@ def check_floats(name: str, value: Any, **options: Any) -> NDArray[np.float64]:
     return np.array(array.detach().cpu().numpy() if hasattr(array, "detach") else array, dtype=np.float64)
 
 
+def check_increasing(
+    name: str, value: Any, what: str = "numbers", *, least: int = 1, minimum: float = -math.inf, strict: bool = False
+) -> NDArray[np.float64]:
+    found = check_floats(name, value, ndim=1)
+    below = found[0] <= minimum if strict else found[0] < minimum
+    if len(found) < least or below or np.any(np.diff(found) <= 0):
+        several = f"at least {least} " if least > 1 else ""
+        bound = f" {'>' if strict else '>='} {minimum:g}" if minimum > -math.inf else ""
+        raise InputError(f"{name}: got {found.tolist()[:6]}, expected {several}increasing {what}{bound}")
+    return found
+
+
 def _first(wrong: Any) -> str:
     try:
         index = wrong.ravel().nonzero()

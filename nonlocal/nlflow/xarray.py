@@ -16,11 +16,10 @@ from nlflow.denoising.large import denoise_array
 from nlflow.denoising.options import Options
 from nlflow.domains import Grid
 from nlflow.domains.grid import Boundary
-from nlflow.errors import InputError, check_choice, check_number
+from nlflow.errors import InputError, check_choice, check_increasing, check_number
 from nlflow.flows.gradient import GradientFlow
 from nlflow.flows.result import need_xarray
 from nlflow.flows.solver import solve
-from nlflow.flows.trackers import increasing
 from nlflow.functionals.energies import E, J
 from nlflow.kernels import Kernel
 
@@ -234,7 +233,7 @@ class Accessor:
                              "drop_vars() a coordinate")  # fmt: skip
         if "t_eval" in options:
             raise InputError("t_eval: got it beside t, which says the same; leave it out")
-        times = increasing("t", t)
+        times = check_increasing("t", t, "times", minimum=0)
         fidelity = check_number("fidelity", fidelity, minimum=0)
         check_choice("metric", metric, ("degree", "l2"))
         if not isinstance(self._array.data, np.ndarray):

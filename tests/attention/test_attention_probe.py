@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +14,9 @@ from numpy.typing import NDArray
 from scipy.linalg import eigvals
 
 from nlflow import InputError, MarkovChain, MemoryLimitError, NlflowWarning
+from tests.problems import torch_on_one_thread
 
-torch = pytest.importorskip("torch")
+torch = torch_on_one_thread()
 transformers = pytest.importorskip("transformers", minversion="5")
 
 from nlflow.attention import (  # noqa: E402
@@ -45,15 +45,6 @@ PASSAGE = (
     "alike, and the network loses the details that it needs to tell one word from another. A fidelity term that draws "
     "every layer back to the values of the first keeps some of these differences alive."
 )
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Models this small take longer with more threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def make(kind: str, implementation: str = "eager") -> Any:

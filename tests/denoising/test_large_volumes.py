@@ -22,6 +22,7 @@ from nlflow.denoising.patches import Grouping
 from nlflow.desk import large as storing
 from nlflow.desk.large import block_sides, denoise_store
 from tests.commands import run
+from tests.denoising.test_large import read, write
 from tests.pictures import Floats
 
 pytestmark = pytest.mark.numerical
@@ -172,23 +173,12 @@ def local(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(storing._workers, "cluster", threads)
 
 
-def write(path: Path, values: Floats) -> Path:
-    array: Any = zarr.create_array(path, shape=values.shape, chunks=(8,) * values.ndim, dtype=values.dtype)
-    array[:] = values
-    return path
-
-
-def read(path: Path) -> Any:
-    array: Any = zarr.open(path, mode="r")
-    return np.asarray(array[:])
-
-
 @pytest.mark.slow
 @pytest.mark.usefixtures("local")
 def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     image = np.pad(BYTES, ((0, 4), (0, 18), (0, 6)), mode="reflect")  # halos of 4, 20 and 12 samples
-    write(Path("in.zarr"), image)
+    write(Path("in.zarr"), image, 8)
     expected = np.rint(nl.denoise(image, 10.0, preserve_range=True, spacing=(2, 1, 1))).astype(np.uint8)
     given = ("denoise", "in.zarr", "out.zarr", "--axes", "ZYX", "--spacing", "2,1,1", "--sigma", "10", "--block", "24")
     report = json.loads(run(*given, "--json").stdout)
@@ -221,7 +211,7 @@ def grouped(
 @pytest.mark.parametrize(("version", "name"), [("0.4", "0"), ("0.5", "full/0")])
 def test_an_array_in_a_group_has_the_axes_of_the_group(version: str, name: str, tmp_path: Path) -> None:
     source = grouped(tmp_path / "in.ome.zarr", BYTES, "zyx", [5, 1, 1], version, name)
-    alone = write(tmp_path / "alone.zarr", BYTES)
+    alone = write(tmp_path / "alone.zarr", BYTES, 8)
     words: dict[str, Any] = {"sigma": 10.0, "block": 24}
     denoise_store(alone, tmp_path / "expected.zarr", axes="ZYX", spacing=(5, 1, 1), **words)
     for axes in (None, "ZYX"):
@@ -280,7 +270,7 @@ def test_axes_that_a_group_says(tmp_path: Path) -> None:
 
 
 def test_an_array_of_three_axes_is_told_to_be_a_volume(tmp_path: Path) -> None:
-    told = storing.told_axes(write(tmp_path / "a.zarr", BYTES), None, None, None)
+    told = storing.told_axes(write(tmp_path / "a.zarr", BYTES, 8), None, None, None)
     assert told[:2] == (None, None)
     assert "read as ZYX, 24 slices of 30 x 34; --axes TYX takes them for frames" in told[2][0]
     assert "does not say how far apart its slices are" in told[2][1]
@@ -288,7 +278,7 @@ def test_an_array_of_three_axes_is_told_to_be_a_volume(tmp_path: Path) -> None:
     _, _, notes = storing.told_axes(tmp_path / "n.zarr", None, None, (1, 1, 1))
     assert notes == (f"{tmp_path / 'n.zarr'}: read as ZYX, 9 slices of 9 x 9, though its axes are named t, y, x; "
                      "--axes says otherwise",)  # fmt: skip
-    assert storing.told_axes(write(tmp_path / "p.zarr", BYTES[0]), None, None, None) == (None, None, ())
+    assert storing.told_axes(write(tmp_path / "p.zarr", BYTES[0], 8), None, None, None) == (None, None, ())
 
 
 @pytest.mark.slow

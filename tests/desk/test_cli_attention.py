@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import zipfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,9 @@ import numpy as np
 import pytest
 from PIL import Image
 from scipy.io import wavfile
-from typer.testing import CliRunner
 
 from nlflow import FileFormatError, InputError, NlflowWarning
 from nlflow.desk.commands import attention_data
-from nlflow.desk.commands import main as cli
 from nlflow.desk.files import read
 from nlflow.errors import install_command
 
@@ -40,6 +39,7 @@ from nlflow.attention import (  # noqa: E402
     token_inputs,
 )
 from nlflow.plotting import layers_figure  # noqa: E402
+from tests import commands  # noqa: E402
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "layer", "is", "one", "step", "of", "flow", "."]
 TEXT = "A layer is one step of a flow."
@@ -74,19 +74,7 @@ def folder(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
     return place
 
 
-def run(*arguments: Any, code: int = 0) -> Any:
-    words = ["attention", *map(str, arguments)]
-    result = CliRunner().invoke(cli.app, words, prog_name="nonlocal", catch_exceptions=False)
-    assert result.exit_code == code, result.output
-    return result
-
-
-def fails(*arguments: Any) -> str:
-    result = run(*arguments, code=1)
-    assert result.stdout == ""
-    assert result.stderr.startswith("nonlocal: error: ")
-    assert result.stderr.count("\n") == 1
-    return str(result.stderr)
+run, fails = partial(commands.run, "attention"), partial(commands.fails, "attention")
 
 
 def test_table(folder: Path) -> None:

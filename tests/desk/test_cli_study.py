@@ -5,16 +5,15 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
 from nlflow import run_study
-from nlflow.desk.commands import main as cli
 from nlflow.studies.runner import KINDS
+from tests import commands
 
 SMALL = ["time-order", "--nodes", "10,12", "--integrator", "euler", "--metric", "degree", "--fidelity", "0,0.5",
          "--dt", "0.1,0.05,0.025"]  # fmt: skip
@@ -28,18 +27,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def run(*arguments: str, code: int = 0) -> Any:
-    result = CliRunner().invoke(cli.app, ["study", *arguments], prog_name="nonlocal", catch_exceptions=False)
-    assert result.exit_code == code, result.output
-    return result
-
-
-def fails(*arguments: str) -> str:
-    result = run(*arguments, code=1)
-    assert result.stdout == ""
-    assert result.stderr.startswith("nonlocal: error: ")
-    assert result.stderr.count("\n") == 1
-    return str(result.stderr)
+run, fails = partial(commands.run, "study"), partial(commands.fails, "study")
 
 
 @pytest.mark.slow
@@ -189,6 +177,7 @@ def test_ctrl_c_leaves_what_is_done_for_the_next_run(folder: Path) -> None:
 import os, signal
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a parent in the background has it ignored
 from nlflow.studies.runner import KINDS
+from tests import commands
 kind = type(KINDS["time-order"])
 measure, calls = kind.measure, []
 def interrupted(self, options, seed):

@@ -12,23 +12,7 @@ import pytest
 
 from nlflow.desk import files
 from nlflow.errors import FileFormatError, InputError
-
-
-def samples(dtype: str, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
-    """Return values that reach both ends of the dtype."""
-    kind = np.dtype(dtype)
-    rng = np.random.default_rng(3)
-    if kind.kind == "f":
-        return (100 * rng.standard_normal(shape)).astype(kind)
-    limits = np.iinfo(kind)
-    values = rng.integers(limits.min, limits.max, shape, dtype=kind, endpoint=True)
-    values.flat[:2] = limits.min, limits.max
-    return values
-
-
-def listing(folder: Path) -> list[str]:
-    return sorted(entry.name for entry in folder.iterdir())
-
+from tests.desk.test_files import listing, samples
 
 # --- outputs ---------------------------------------------------------------------------------------------------------
 

@@ -17,24 +17,9 @@ from scipy.io import wavfile
 
 from nlflow.desk import files
 from nlflow.errors import FileFormatError, InputError
+from tests.desk.test_files import listing, samples
 
 DTYPES = ("u1", "u2", "u4", "i1", "i2", "i4", "f2", "f4", "f8")
-
-
-def samples(dtype: str, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
-    """Return values that reach both ends of the dtype."""
-    kind = np.dtype(dtype)
-    rng = np.random.default_rng(3)
-    if kind.kind == "f":
-        return (100 * rng.standard_normal(shape)).astype(kind)
-    limits = np.iinfo(kind)
-    values = rng.integers(limits.min, limits.max, shape, dtype=kind, endpoint=True)
-    values.flat[:2] = limits.min, limits.max
-    return values
-
-
-def listing(folder: Path) -> list[str]:
-    return sorted(entry.name for entry in folder.iterdir())
 
 
 def png_chunk(name: bytes, content: bytes) -> bytes:

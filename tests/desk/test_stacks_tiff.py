@@ -14,15 +14,9 @@ import tifffile
 
 from nlflow.desk import files
 from nlflow.errors import FileFormatError, InputError
+from tests.desk.test_files import samples
 
 RNG = np.random.default_rng(5)
-
-
-def samples(dtype: str, shape: tuple[int, ...]) -> Any:
-    if dtype[0] == "f":
-        return RNG.normal(0, 50, shape).astype(dtype)
-    limits = np.iinfo(dtype)
-    return RNG.integers(limits.min, limits.max, shape, dtype=dtype, endpoint=True)
 
 
 def written(path: Path, **words: Any) -> tuple[files.Media, Path]:

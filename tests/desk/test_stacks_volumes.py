@@ -16,19 +16,13 @@ import tifffile
 
 from nlflow.desk import files
 from nlflow.errors import FileFormatError, InputError
+from tests.desk.test_files import samples
 
 nibabel = pytest.importorskip("nibabel")
 zarr = pytest.importorskip("zarr")
 
 RNG = np.random.default_rng(6)
 AFFINE = np.array([[-2.0, 0, 0.1, 90], [0, 1.5, 0.3, -120], [0.1, -0.3, 1.5, -70], [0, 0, 0, 1]])
-
-
-def samples(dtype: str, shape: tuple[int, ...]) -> Any:
-    if dtype[0] == "f":
-        return RNG.normal(0, 50, shape).astype(dtype)
-    limits = np.iinfo(dtype)
-    return RNG.integers(limits.min, limits.max, shape, dtype=dtype, endpoint=True)
 
 
 def written(path: Path, target: str = "", **words: Any) -> tuple[files.Media, Path, tuple[str, ...]]:

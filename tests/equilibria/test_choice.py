@@ -232,8 +232,8 @@ def test_what_is_refused() -> None:
         (energy, {"method": "discrepancy"}, "sigma: needed"),
         (energy, {"method": "sure", "sigma": -1}, "sigma: got -1"),
         (energy, {"method": "aic"}, "method: got 'aic'"),
-        (energy, {"values": [1.0, 0.5, 2.0]}, "increasing fidelities"),
-        (energy, {"values": [0.0, 0.5, 2.0]}, "increasing fidelities"),
+        (energy, {"values": [1.0, 0.5, 2.0]}, r"got \[1.0, 0.5, 2.0\], expected at least 3 increasing fidelities > 0"),
+        (energy, {"values": [0.0, 0.5, 2.0]}, r"got \[0.0, 0.5, 2.0\], expected at least 3 increasing fidelities > 0"),
         (energy, {"traces": "transform"}, "method: got 'transform'"),
         (energy, {"traces": "lanczos", "rng": "seed"}, "rng: got 'seed'"),
     ]

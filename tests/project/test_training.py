@@ -12,7 +12,6 @@ import signal
 import threading
 import time
 import zipfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,9 @@ import scipy.stats
 from PIL import Image
 from typer.testing import CliRunner
 
-torch = pytest.importorskip("torch")
+from tests.problems import torch_on_one_thread
+
+torch = torch_on_one_thread()
 pytest.importorskip("transformers")
 pytest.importorskip("safetensors")
 
@@ -50,14 +51,6 @@ from validation.training.variants import VARIANTS  # noqa: E402
 
 SIDE = 8
 CHECKPOINTS = Path(__file__).parents[2] / "validation" / "checkpoints"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def picture(number: int) -> np.ndarray[Any, np.dtype[np.uint8]]:

@@ -12,7 +12,7 @@ import numpy as np
 from nlflow._array import Array, Brief, Floats, scalar, to_numpy, underflowing
 from nlflow.equilibria.field import check_energy
 from nlflow.equilibria.sums import Sums, check_estimates, measure_of, observed_sums, positive, spectral_sums
-from nlflow.errors import InputError, check_choice, check_floats, check_number, checked_call
+from nlflow.errors import InputError, check_choice, check_increasing, check_number, checked_call
 from nlflow.flows.functions import symmetric_flow
 from nlflow.functionals.energies import E, J
 
@@ -264,9 +264,7 @@ def choose_fidelity(
     if values is None:
         grid = criteria.largest * np.geomspace(1e-5, 10, _GRID)
     else:
-        grid = check_floats("values", values, ndim=1)
-        if len(grid) < 3 or not grid[0] > 0 or not (np.diff(grid) > 0).all():
-            raise InputError("values: expected at least 3 increasing fidelities > 0")
+        grid = check_increasing("values", values, "fidelities", least=3, minimum=0, strict=True)
     curve = np.array([criteria(float(one)) for one in grid])
     best = _best(method, criteria, grid, curve)
     inside = 0 < best < len(grid) - 1
@@ -312,9 +310,7 @@ def choose_parameter(
     if method == "lcurve":
         raise InputError("method: got 'lcurve', expected another one: it compares fidelities alone")
     sigma = None if sigma is None else check_number("sigma", sigma, minimum=0, strict=True)
-    grid = check_floats("values", values, ndim=1)
-    if len(grid) < 3 or not (np.diff(grid) > 0).all():
-        raise InputError("values: expected at least 3 increasing numbers")
+    grid = check_increasing("values", values, least=3)
     check_estimates(samples, averages, rng)
     options: dict[str, Any] = {"method": traces, "samples": samples, "averages": averages, "rng": rng}
     energies = [check_energy(build(float(one)), "build") for one in grid]

@@ -11,14 +11,14 @@ from numpy.typing import NDArray
 
 from nlflow._array import ArrayT, check_untracked, underflowing
 from nlflow._looks import look_now, looking_once
-from nlflow.errors import InputError, check_flag, check_number, checked_call
+from nlflow.errors import InputError, check_flag, check_increasing, check_number, checked_call
 from nlflow.flows.events import Event
 from nlflow.flows.flow import Flow, as_flow, start_of
 from nlflow.flows.integrators import ExactGaussian, Exponential, RungeKutta
 from nlflow.flows.integrators.base import Integrator, check_admitted, check_same_flow, check_terms
 from nlflow.flows.loop import Loop
 from nlflow.flows.result import Solution
-from nlflow.flows.trackers import Progress, Tracker, increasing
+from nlflow.flows.trackers import Progress, Tracker
 
 
 @overload
@@ -178,7 +178,7 @@ def _output_times(t: float | None, t_eval: Any) -> NDArray[np.float64]:
     end = None if t is None else check_number("t", t, minimum=0)
     if t_eval is None:
         return np.array([0.0, end]) if end else np.array([0.0])
-    times = increasing("t_eval", t_eval)
+    times = check_increasing("t_eval", t_eval, "times", minimum=0)
     if end is not None and times[-1] > end:
         raise InputError(f"t_eval: got {times[-1]:g} after the end time t={end:g}; leave it out or raise t")
     return np.append(times, end) if end is not None and times[-1] < end else times

@@ -22,7 +22,7 @@ from nlflow.errors import (
     NlflowError,
     check_array,
     check_detached,
-    check_floats,
+    check_increasing,
     check_integer,
     check_number,
     check_path,
@@ -42,7 +42,7 @@ class Times:
     def __init__(self, every: int = 1, interval: float | None = None, at: ArrayLike | None = None) -> None:
         self.every = check_integer("every", every, minimum=1)
         self.interval = None if interval is None else check_number("interval", interval, minimum=0, strict=True)
-        self.at = None if at is None else increasing("at", at)
+        self.at = None if at is None else check_increasing("at", at, "times", minimum=0)
         given = [name for name, value in (("interval", self.interval), ("at", self.at)) if value is not None]
         if len(given) == 2 or (given and every != 1):
             names = given if len(given) == 2 else ["every", *given]
@@ -92,13 +92,6 @@ class Times:
         if self.interval is not None:
             return f"interval={self.interval!r}"
         return "" if self.at is None else f"at={self.at.tolist()!r}"
-
-
-def increasing(name: str, given: Any) -> NDArray[np.float64]:
-    times = check_floats(name, given, ndim=1)
-    if times[0] < 0 or np.any(np.diff(times) <= 0):
-        raise InputError(f"{name}: got {times.tolist()[:6]}, expected increasing times >= 0")
-    return times
 
 
 About = Callable[[], dict[str, Any]]

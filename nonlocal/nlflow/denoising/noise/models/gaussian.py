@@ -14,7 +14,7 @@ from nlflow.denoising.noise import spectra
 from nlflow.denoising.noise.figures import OfSpectra
 from nlflow.denoising.noise.models.base import Array, Noise, Reduction
 from nlflow.denoising.noise.names import NO_NOISE
-from nlflow.errors import InputError, check_floats, check_integer, check_number, checked_call
+from nlflow.errors import InputError, check_floats, check_increasing, check_integer, check_number, checked_call
 
 _ROWS: Final = np.array([[1, 1, 1], [1, 0, -1], [1, -2, 1]], np.float64)
 #: Luminance, red - blue and magenta - green as orthonormal rows: noise of a camera is nearly independent along them.
@@ -97,12 +97,11 @@ class GaussianNoise(Noise):
         if (self.intensities is None) != (self.strengths is None):
             raise InputError("strengths: give them together with intensities, or leave both out")
         if self.intensities is not None:
-            places = check_floats("intensities", self.intensities, ndim=1)
+            places = check_increasing("intensities", self.intensities)
             values = check_floats("strengths", self.strengths, ndim=1)
-            if places.shape != values.shape or (np.diff(places) <= 0).any():
-                raise InputError(
-                    f"intensities: got {places.size} numbers for {values.size} strengths, expected as many, increasing"
-                )
+            if places.shape != values.shape:
+                got = f"{places.size} numbers for {values.size} strengths"
+                raise InputError(f"intensities: got {got}, expected as many")
             if values.min() < 0 or values.max() == 0:
                 raise InputError("strengths: got negative numbers or zeros alone, expected numbers >= 0, some > 0")
             object.__setattr__(self, "intensities", places)
