@@ -13,7 +13,6 @@ bm3d is for non-commercial use: it is compared where the user has installed it. 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -23,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.denoising.tasks import image, score
-from benchmarks.harness import Row
+from benchmarks.harness import Row, timed
 from nlflow.denoising.priors import Denoiser, Forward, reconstruct
 from nlflow.errors import InputError
 
@@ -85,9 +84,8 @@ def bm3d() -> Callable[[Array, float], Array] | None:
 def restored(clean: Array, setting: str, denoiser: Callable[[Array, float], Any]) -> tuple[float, float]:
     """Return the PSNR of the loop with a denoiser, and its seconds."""
     forward, data, sigma = observed(clean, setting)
-    begun = time.process_time()
-    found = reconstruct(data, forward, sigma, denoiser=denoiser, strength=np.geomspace(FIRST, sigma, STEPS))
-    seconds = time.process_time() - begun
+    strength = np.geomspace(FIRST, sigma, STEPS)
+    found, seconds = timed(reconstruct, data, forward, sigma, denoiser=denoiser, strength=strength)
     return score(clean, found.u, "grey")["psnr"], seconds
 
 

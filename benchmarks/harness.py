@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from benchmarks.sources import measured
 from nlflow.backends.machine import processor
@@ -22,6 +22,8 @@ from nlflow.store.storage import load_record, save_record
 from validation.tables import markdown, save_page
 
 KIND = "benchmark"
+Result = TypeVar("Result")
+
 REPEATS = 7
 
 
@@ -59,6 +61,27 @@ class Row:
         return cls(benchmark, work, peer, ours, ratio, "none", True)
 
 
+def timed(function: Callable[..., Result], *arguments: Any, **options: Any) -> tuple[Result, float]:
+    """Return what a function returns, and the processor seconds of all threads that it took."""
+    begun = time.process_time()
+    return function(*arguments, **options), time.process_time() - begun
+
+
+def turns(
+    tasks: dict[str, Callable[[], Any]], repeats: int, warmup: int = 0, clock: Callable[[], float] = time.process_time
+) -> tuple[dict[str, float], dict[str, Any]]:
+    """Return the median seconds of each task, the tasks taking turns, and what each returned last."""
+    times: dict[str, list[float]] = {name: [] for name in tasks}
+    results = {}
+    for turn in range(warmup + repeats):
+        for name, task in tasks.items():
+            start = clock()
+            results[name] = task()
+            if turn >= warmup:
+                times[name].append(clock() - start)
+    return {name: statistics.median(values) for name, values in times.items()}, results
+
+
 def interleaved(
     tasks: dict[str, Callable[[], Any]],
     repeats: int = REPEATS,
@@ -69,14 +92,7 @@ def interleaved(
 
     Beside other programs the clock is `time.process_time`: long tasks are interrupted, short ones are not.
     """
-    times: dict[str, list[float]] = {name: [] for name in tasks}
-    for turn in range(warmup + repeats):
-        for name, task in tasks.items():
-            start = clock()
-            task()
-            if turn >= warmup:
-                times[name].append(clock() - start)
-    return {name: statistics.median(values) for name, values in times.items()}
+    return turns(tasks, repeats, warmup, clock)[0]
 
 
 def missing(benchmark: str, work: str, package: str, target: str) -> Row | None:

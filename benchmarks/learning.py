@@ -16,7 +16,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import statistics
 import subprocess
 import sys
 import time
@@ -28,7 +27,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks import learning_pictures
-from benchmarks.harness import Row, missing
+from benchmarks.harness import Row, missing, turns
 from benchmarks.resident import peak
 from nlflow import affinity_from_graph, neighbour_graph
 
@@ -37,18 +36,6 @@ TRIALS = 100
 MANY, WIDE = 697_526, 15
 SIZES = (1_000, 10_000, 100_000, 1_000_000)
 ROLL = 100_000
-
-
-def turns(tasks: dict[str, Callable[[], Any]], repeats: int) -> tuple[dict[str, float], dict[str, Any]]:
-    """Return the median processor seconds of each task, the tasks taking turns, and what each returned last."""
-    seconds: dict[str, list[float]] = {name: [] for name in tasks}
-    results = {}
-    for _ in range(repeats):
-        for name, task in tasks.items():
-            start = time.process_time()
-            results[name] = task()
-            seconds[name].append(time.process_time() - start)
-    return {name: statistics.median(values) for name, values in seconds.items()}, results
 
 
 def hidden(y: Any, each: int, rng: Any) -> tuple[Any, Any]:

@@ -8,25 +8,17 @@ flatters it. Set12 lies in DIR. Times are processor seconds on one thread.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks.harness import Row, missing
+from benchmarks.harness import Row, missing, timed
 from nlflow import Gaussian, Points, denoise, sinkhorn
 from nlflow.plotting import psnr
 
 NODES, WIDTH, SCALINGS = 2000, 0.5, (0.5, 0.9, 0.99)
 SIGMA, THRESHOLDS, PICTURES = 25.0, (0.06, 0.08, 0.1, 0.12), 7
-
-
-def timed(function: Callable[..., Any], *arguments: Any, **options: Any) -> tuple[Any, float]:
-    """Return what a function returns, and its processor time."""
-    begun = time.process_time()
-    return function(*arguments, **options), time.process_time() - begun
 
 
 def plans() -> list[Row]:

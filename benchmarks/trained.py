@@ -12,12 +12,11 @@ import statistics
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from time import process_time
 from typing import Any
 
-from benchmarks.harness import Row
+from benchmarks.harness import Row, timed
 from nlflow.errors import InputError
 
 MODELS: dict[str, tuple[str, str, list[str]]] = {
@@ -109,12 +108,6 @@ def _explained(name: str, folder: Path) -> tuple[float, float]:
 
     with one_torch_thread(), torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of one input alone, where a batch is one
-        times = [(_cpu(plain), _cpu(lambda: explain(found.network, batches))) for _ in range(1 + _TURNS.get(name, 7))]
+        times = [(timed(plain)[1], timed(explain, found.network, batches)[1]) for _ in range(1 + _TURNS.get(name, 7))]
     each = times[1:]
     return statistics.median(one for one, _ in each), statistics.median(why / one for one, why in each)
-
-
-def _cpu(task: Callable[[], Any]) -> float:
-    begin = process_time()
-    task()
-    return process_time() - begin

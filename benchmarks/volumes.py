@@ -15,8 +15,7 @@ about half an hour, so it is not part of ``python -m benchmarks``.
 from __future__ import annotations
 
 import argparse
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict
 from functools import partial
 from itertools import islice
@@ -26,7 +25,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.harness import KIND, Row, keep, listed, machine, table
+from benchmarks.harness import KIND, Row, keep, listed, machine, table, timed
 from nlflow import denoise
 from nlflow.denoising.groupwise import VOLUMES, bytes_needed
 from nlflow.denoising.noise import Poisson, Rician
@@ -44,12 +43,6 @@ QUALITIES = ("fast", "balanced", "best")
 
 def decibels(u: Array, clean: Array) -> float:
     return float(-10 * np.log10(np.mean((u - clean) ** 2)))
-
-
-def timed(task: Callable[[], Array]) -> tuple[Array, float]:
-    """Return a result and the seconds of all threads that it took."""
-    begun = time.process_time()
-    return task(), time.process_time() - begun
 
 
 def brain(data: Path, side: int) -> Array:
