@@ -9,7 +9,8 @@ import shlex
 import sys
 import unicodedata
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from difflib import get_close_matches
 from functools import wraps
 from itertools import islice
@@ -204,18 +205,22 @@ def not_installed(what: str, package: str, extra: str, otherwise: str = "") -> M
 
 
 def checked_call(item: Item, more: Iterable[str] = ()) -> Item:
-    """Let a function or class without ``*args`` raise `KeywordError` for unknown or too many arguments."""
+    """Let a function or class without ``*args`` refuse unknown or too many arguments, and flags that are none."""
     function: Callable[..., Any] = item.__init__ if isinstance(item, type) else item  # type: ignore[misc]
     own = int(isinstance(item, type))  # self, which no caller names
     parameters = list(inspect.signature(function).parameters.values())[own:]
     named = [one for one in parameters if one.kind is not inspect.Parameter.VAR_KEYWORD]
     possible = {one.name: one.kind is not inspect.Parameter.KEYWORD_ONLY for one in named} | dict.fromkeys(more, False)
     most = own + sum(possible.values())
+    flags = [(one.name, own + place) for place, one in enumerate(named) if one.annotation in ("bool", bool)]
 
     @wraps(function)
     def checked(*args: Any, **words: Any) -> Any:
         if len(args) > most or not words.keys() <= possible.keys():
             raise KeywordError(f"{item.__name__}: {_misnamed(possible, words, len(args) - own)}")
+        for name, place in flags:
+            if name in words or place < len(args):
+                check_flag(name, words[name] if name in words else args[place])
         return function(*args, **words)
 
     if not isinstance(item, type):
@@ -254,15 +259,9 @@ def check_detached(name: str, value: Any) -> None:
 
 
 def check_number(
-    name: str,
-    value: Any,
-    *,
-    minimum: float = -math.inf,
-    strict: bool = False,
-    below: float = math.inf,
-    finite: bool = True,
-    hint: str = "",
-) -> float:
+    name: str, value: Any, *, minimum: float = -math.inf, strict: bool = False, below: float = math.inf,
+    finite: bool = True, hint: str = "",
+) -> float:  # fmt: skip
     """Return a float.
 
     Parameters
@@ -300,6 +299,13 @@ def check_number(
     if not inside or (finite and math.isinf(number)) or (below < math.inf and number >= below):
         raise InputError(f"{name}: got {_shown(value)}, {expected}{tail}")
     return number
+
+
+def check_seed(name: str, value: Any) -> int:
+    seed = check_integer(name, value)
+    if seed < 0:
+        raise InputError(f"{name}: got {_shown(value)}, expected an integer >= 0")
+    return seed
 
 
 def check_integer(name: str, value: Any, *, minimum: int | None = None, odd: bool = False, hint: str = "") -> int:
@@ -346,24 +352,21 @@ def check_generator(rng: Any) -> np.random.Generator:
         raise InputError(f"rng: got {_shown(rng)}, {expected} ({shortened(error)})") from error
 
 
-def as_numpy(name: str, value: Any, expected: str = "expected an array", otherwise: str = "") -> NDArray[Any]:
+def as_numpy(
+    name: str, value: Any, expected: str = "expected a real numeric array", otherwise: str = ""
+) -> NDArray[Any]:
     """Return what NumPy makes of a value that is no tensor."""
     check_unmasked(name, value, otherwise)
     try:
         return np.asarray(value)
     except (TypeError, ValueError, RuntimeError) as error:
         uneven = isinstance(error, ValueError) and isinstance(value, list | tuple)
-        got = f"{type(value).__name__} of uneven lengths" if uneven else _shown(value)
-        raise InputError(f"{name}: got {got}, {expected}") from error
+        why = f"; the {type(value).__name__} has parts of uneven lengths" if uneven else ""
+        raise InputError(f"{name}: got {_shown(value)}, {expected}{why}") from error
 
 
 def check_array(
-    name: str,
-    value: Any,
-    *,
-    ndim: int | tuple[int, ...] | None = None,
-    hint: str = "",
-    missing: str = "",
+    name: str, value: Any, *, ndim: int | tuple[int, ...] | None = None, hint: str = "", missing: str = ""
 ) -> Any:
     """Return an array of finite floats; tensors stay tensors.
 
@@ -558,6 +561,19 @@ def check_memory(what: str, needed: int, remedy: str, limit: float | None = None
             raise error
         finally:
             del error  # its traceback holds this frame: a cycle would keep the arrays of all callers in memory
+
+
+@contextmanager
+def remedied(name: str, remedy: str) -> Iterator[None]:
+    """Let a `MemoryLimitError` name the argument, and give the advice, of the function that was called."""
+    try:
+        yield
+    except MemoryLimitError as error:
+        if not error.remedy:
+            raise
+        told = MemoryLimitError(f"{name}: {str(error).removesuffix(error.remedy)}{remedy}")
+        told.what, told.remedy, told.needed, told.kept = error.what, remedy, error.needed, error.kept
+        raise told from None
 
 
 def check_flag(name: str, value: Any) -> bool:

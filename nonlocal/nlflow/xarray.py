@@ -16,7 +16,7 @@ from nlflow.denoising.large import denoise_array
 from nlflow.denoising.options import Options
 from nlflow.domains import Grid
 from nlflow.domains.grid import Boundary
-from nlflow.errors import InputError, check_choice, check_increasing, check_number
+from nlflow.errors import InputError, check_choice, check_flag, check_increasing, check_number
 from nlflow.flows.gradient import GradientFlow
 from nlflow.flows.result import need_xarray
 from nlflow.flows.solver import solve
@@ -127,6 +127,7 @@ class Accessor:
             Where the dimensions of an image are not known; for a chunked array with a mask, kept samples, progress or
             an option that needs the whole image; and as `nlflow.denoise`.
         """
+        check_flag("return_info", return_info)
         for name in _NAMED:
             if name in more:
                 raise InputError(f"{name}: got it beside dimensions that have names and units that are kept, expected "

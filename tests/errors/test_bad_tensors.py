@@ -11,7 +11,7 @@ import pytest
 import nlflow as nl
 from nlflow._array import on_host
 from nlflow.attention import NeutrenoAttention
-from nlflow.denoising import denoise
+from nlflow.denoising import denoise, problem
 from nlflow.flows import ParticleFlow
 from nlflow.kernels import Morse
 from nlflow.learning import HarmonicClassifier
@@ -88,6 +88,13 @@ def test_a_float_of_eight_bits_has_no_digits_to_average(entry: str) -> None:
     name, given, call = ENTRIES[entry]
     with pytest.raises(nl.InputError, match=rf"{name}: got torch.float8_e4m3fn, .* convert it with \.float\(\)"):
         call(given.float().to(torch.float8_e4m3fn))
+
+
+@pytest.mark.parametrize("spoil", [learnable, lambda x: x.bfloat16(), lambda x: x], ids=["learnable", "short", "plain"])
+def test_a_flow_of_arrays_alone_takes_no_tensor(spoil: Any) -> None:
+    for call in (nl.nonlocal_tv, problem):
+        with pytest.raises(nl.InputError, match=r"^image: got Tensor, expected a NumPy array; convert it"):
+            call(spoil(torch.rand(N, N, dtype=torch.float64)), 0.1)
 
 
 @pytest.mark.parametrize("entry", ["features", "average", "start", "observed", "nodes", "weights", "samples", "image"])

@@ -6,6 +6,7 @@ import decimal
 import fractions
 import math
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -162,6 +163,29 @@ def test_integers_that_do_not(value: Any) -> None:
         check_integer("n", value, minimum=3, odd=True, hint="patches have a centre")
 
 
+def test_seeds_may_be_longer_than_counts() -> None:
+    assert errors.check_seed("seed", 2**127) == 2**127
+    with pytest.raises(InputError, match=r"^seed: got -1, expected an integer >= 0$"):
+        errors.check_seed("seed", -1)
+
+
+SIGNAL = np.linspace(0, 1, 16)
+SWITCHES: dict[str, Callable[[Any], Any]] = {
+    "preserve_range": lambda flag: nl.denoise(SIGNAL, 0.0, preserve_range=flag),
+    "return_info": lambda flag: nl.denoise(SIGNAL, 0.0, return_info=flag),
+    "progress": lambda flag: nl.denoise(SIGNAL, 0.1, progress=flag),
+    "isotropic": lambda flag: nl.nonlocal_tv(SIGNAL, 0.1, isotropic=flag),
+    "progress of a study": lambda flag: nl.run_study("mixing", nodes=4, progress=flag),
+}
+
+
+@pytest.mark.parametrize("flag", ["False", 1, None, np.ones(2)], ids=str)
+@pytest.mark.parametrize("name", SWITCHES)
+def test_what_is_no_flag_is_not_read_as_one(name: str, flag: Any) -> None:
+    with pytest.raises(InputError, match=r"^[a-z_]+: got .*, expected True or False$"):
+        SWITCHES[name](flag)
+
+
 def test_integers_without_bounds() -> None:
     assert check_integer("n", -(10**30)) == -(10**30)
     assert check_integer("n", -3, odd=True) == -3
@@ -245,7 +269,10 @@ class Shy:
         (None, "got None, expected a real numeric array"),
         ({"a": 1}, "got dtype object, expected a real numeric array"),
         (np.array([1, None]), "got dtype object"),
-        ([[1.0], [1.0, 2.0]], "got list of uneven lengths, expected a real numeric array"),
+        (
+            [[1.0], [1.0, 2.0]],
+            r"got \[\[1.0\], \[1.0, 2.0\]\], expected a real numeric array; see .* uneven lengths",
+        ),
         (Shy(), "got Shy, expected a real numeric array; see there"),
         (np.ones(3), r"got 1 dimension\(s\) \(shape \(3,\)\), expected 2 or 3; see there"),
         (1.0, r"got 0 dimension\(s\) \(shape \(\)\), expected 2 or 3; see there"),

@@ -52,7 +52,7 @@ STARTS: dict[str, tuple[Any, str]] = {
     "fraction": (1.5, r"start: got shape \(\), expected a node number or probabilities of shape \(3, 4\)"),
     "none": (None, "start: got None"),
     "word": ("all", "start: got dtype <U3"),
-    "uneven": ([[1, 2], [3]], "start: got list of uneven lengths"),
+    "uneven": ([[1, 2], [3]], r"start: got \[\[1, 2\], \[3\]\], .* uneven lengths"),
     "flat": (
         np.full(12, 1 / 12),
         r"start: got shape \(12,\), expected a node number or probabilities of shape \(3, 4\)",

@@ -115,7 +115,7 @@ def test_committors_keep_small_digits():
     (0.5, 1, "expected node numbers"),
     (np.zeros(3, bool), 1, "got a mask of shape"), (range(6), 1, "got all 6 nodes"),
     (np.ma.array([0, 1]), 2, "source: got a masked array"),
-    ([0, 0, 1, 0, 1, 0], 1, "got 6 integers that are 0 or 1"), ([[1], [1, 2]], 0, "list of uneven lengths"),
+    ([0, 0, 1, 0, 1, 0], 1, "got 6 integers that are 0 or 1"), ([[1], [1, 2]], 0, "parts of uneven lengths"),
 ])  # fmt: skip
 def test_bad_nodes(source, target, message):
     with pytest.raises(InputError, match=message):

@@ -16,7 +16,7 @@ from nlflow.denoising.noise.risk import perturbation
 from nlflow.denoising.options import Options
 from nlflow.denoising.patches.tensors import FrozenFilter
 from nlflow.denoising.tensors import Items, Noisy, beside, checked_image
-from nlflow.errors import InputError, check_integer
+from nlflow.errors import InputError, check_integer, check_seed
 
 __all__ = ["Linearization", "linearized"]
 
@@ -79,7 +79,7 @@ class Linearization:
             Seed of the signs.
         """
         probes, total = check_integer("probes", probes, minimum=1), 0.0
-        signs = perturbation((probes, *self.image.shape), rng=check_integer("seed", seed, minimum=0))
+        signs = perturbation((probes, *self.image.shape), rng=check_seed("seed", seed))
         for one in torch.from_numpy(signs).to(self.image):
             total += float((one * self.jvp(one)).sum(dtype=torch.float64))
         return total / probes

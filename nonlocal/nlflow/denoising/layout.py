@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from nlflow._array import is_tensor, on_host
 from nlflow.domains.samples import check_axis
-from nlflow.errors import InputError, check_array, check_dense, check_floats, warn_caller
+from nlflow.errors import InputError, as_numpy, check_dense, check_floats, warn_caller
 
 _LETTERS = "TZYX"
 _LEAST = 8  # samples along each axis of an array that is taken for a volume without being told
@@ -153,11 +153,7 @@ class Axes:
 def shape_of(name: str, value: Any) -> tuple[int, ...]:
     if is_tensor(value):
         check_dense(name, value)
-    try:
-        return tuple(value.shape) if hasattr(value, "shape") else np.shape(value)
-    except ValueError:  # nested sequences of unequal lengths
-        check_array(name, value)
-        raise
+    return tuple(value.shape) if hasattr(value, "shape") else as_numpy(name, value).shape
 
 
 def _named(axes: Any, shape: tuple[int, ...], channel_axis: Any) -> tuple[int | None, str]:

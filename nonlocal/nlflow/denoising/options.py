@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Final
 
 from nlflow.backends.devices import DEVICES
-from nlflow.errors import InputError, KeywordError, check_choice, check_flag, check_integer, check_number
+from nlflow.errors import InputError, KeywordError, check_choice, check_flag, check_integer, check_number, check_seed
 
 QUALITIES: Final = ("fast", "balanced", "best", "pixels")
 STOPPING: Final = ("discrepancy", "sure")
@@ -24,7 +24,7 @@ _CHECKS: Final[dict[str, Callable[[str, Any], Any]]] = {
     "separate": check_flag,
     "stopping": lambda n, v: check_choice(n, v, STOPPING),
     "max_memory": lambda n, v: check_number(n, v, minimum=1, finite=False),
-    "seed": lambda n, v: check_integer(n, v, minimum=0),
+    "seed": check_seed,
     "device": lambda n, v: check_choice(n, v, DEVICES),
 }
 

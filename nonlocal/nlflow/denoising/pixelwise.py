@@ -15,7 +15,7 @@ from nlflow.denoising.frame import Frame, Spread
 from nlflow.denoising.options import Options
 from nlflow.denoising.runs import ALONE, Problem, Run, Watch, run, within
 from nlflow.domains import Grid
-from nlflow.errors import InputError, MemoryLimitError, NlflowWarning
+from nlflow.errors import InputError, MemoryLimitError, NlflowWarning, remedied
 from nlflow.flows.gradient import GradientFlow
 from nlflow.flows.integrators import SemiImplicit
 from nlflow.flows.result import Solution
@@ -219,10 +219,8 @@ def _affinity(kernel: Patch, grid: Grid, f: NDArray[Any], store: bool, memory_li
     except MemoryLimitError:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", NlflowWarning)  # the shrunk window was reported by the first call
-            try:
+            with remedied("max_memory", "use a smaller search_radius or image, or raise max_memory"):
                 result = affinity(kernel, grid, f, store=False, memory_limit=memory_limit)
-            except MemoryLimitError as error:  # `memory_limit` is no option of `denoise`
-                raise MemoryLimitError(f"max_memory: {str(error).replace('memory_limit', 'max_memory')}") from None
         result.reason = f"weights take more than {most / 1e6:.4g} MB and are computed anew at each average"
         return result
 

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nlflow.backends.devices import CPU, Device
-from nlflow.errors import NumericalError, warn_caller
+from nlflow.errors import NumericalError, check_flag, warn_caller
 from nlflow.flows.flow import Flow
 from nlflow.flows.integrators.base import Integrator
 from nlflow.flows.result import Solution, Status
@@ -47,7 +47,7 @@ def within(tell: Tell | None, low: float, high: float) -> Tell | None:
 
 @contextmanager
 def telling(progress: bool | Tell, label: str) -> Iterator[Tell | None]:
-    if callable(progress) or not progress:
+    if callable(progress) or not check_flag("progress", progress):
         yield progress if callable(progress) else None
         return
     from nlflow.backends.progress import bar

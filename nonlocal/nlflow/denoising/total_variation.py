@@ -13,7 +13,7 @@ from nlflow.affinities import Affinity, affinity
 from nlflow.denoising.noise import estimate_sigma
 from nlflow.domains import Grid
 from nlflow.domains.samples import as_signal, check_scale, finish, range_of
-from nlflow.errors import InputError, check_integer, check_number, checked_call
+from nlflow.errors import InputError, check_integer, check_number, checked_call, remedied
 from nlflow.functionals.variational import primal_dual
 from nlflow.functionals.variational.certificate import NO_EDGES, CertifiedMinimizer
 from nlflow.functionals.variational.jp import Jp
@@ -115,17 +115,18 @@ def nonlocal_tv(
         fidelity = check_number("fidelity", fidelity, minimum=0, strict=True)
     rtol = check_number("rtol", rtol, minimum=0, strict=True)
     maxiter = check_integer("maxiter", maxiter, minimum=1)
-    offset = signal.mean(axis=tuple(range(signal.ndim - 1)), dtype=np.float64)
     span = range_of(signal)
     if span == 0 or sigma * _NOISELESS < span:
         found = CertifiedMinimizer(signal, 0.0, 0, True, "returned unchanged: there is no noise to remove")
         fidelity = math.inf if fidelity is None else fidelity
         restored = finish(image, restore(signal), preserve_range)
         return (restored, found, fidelity) if return_info else restored
+    offset = signal.mean(axis=tuple(range(signal.ndim - 1)), dtype=np.float64)
     f = ((signal - offset) / sigma).astype(signal.dtype)
-    graph = _patch_affinity(f, patch_size, search_radius, memory_limit)
-    jp = Jp(graph, 1, isotropic=isotropic, memory_limit=memory_limit)
-    found, fidelity = _fit(jp, f.reshape(-1, f.shape[-1]), fidelity, wanted, rtol, maxiter, memory_limit)
+    with remedied("memory_limit", "use a smaller search_radius or image, or raise memory_limit"):
+        graph = _patch_affinity(f, patch_size, search_radius, memory_limit)
+        jp = Jp(graph, 1, isotropic=isotropic, memory_limit=memory_limit)
+        found, fidelity = _fit(jp, f.reshape(-1, f.shape[-1]), fidelity, wanted, rtol, maxiter, memory_limit)
     u = (found.u.reshape(signal.shape) * np.float64(sigma) + offset).astype(signal.dtype)
     restored = finish(image, restore(u), preserve_range)
     return (restored, found, fidelity) if return_info else restored

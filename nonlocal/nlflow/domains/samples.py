@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nlflow._array import Floats, pieces_of
+from nlflow._array import Floats, is_tensor, pieces_of
 from nlflow.errors import InputError, check_integer, check_numpy
 
 _UNIT = 1126  # sums are whole numbers of 2^-1126: the last of the 53 binary digits of 2^-1074
@@ -48,6 +48,8 @@ def as_signal(image: Any, channel_axis: int | None, missing: str = "", name: str
 
 def check_scale(image: Any, preserve_range: bool) -> None:
     """Refuse wide integers with the values of narrow ones, which `finish` would divide by their range."""
+    if is_tensor(image):  # of floats
+        return
     # Lists of whole numbers are such: NumPy makes int64 of them, whose range is 2^63.
     array = image.compressed() if isinstance(image, np.ma.MaskedArray) else np.asarray(image)
     if preserve_range or array.dtype.kind not in "iu" or array.dtype.itemsize <= 2 or array.size == 0:

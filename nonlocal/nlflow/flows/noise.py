@@ -328,9 +328,9 @@ class Noise:
 def _seed(rng: Any) -> int:
     if rng is None or isinstance(rng, np.random.Generator):
         return int(np.random.default_rng(rng).integers(2**64, dtype=np.uint64))
-    seed = check_integer("rng", rng, minimum=0, hint="give a seed, a numpy.random.Generator, or nothing")
-    if seed >= 2**64:
-        raise InputError(f"rng: got {seed}, expected a seed below 2^64")
+    seed = check_integer("rng", rng, hint="give a seed, a numpy.random.Generator, or nothing")
+    if not 0 <= seed < 2**64:
+        raise InputError(f"rng: got {seed}, expected a seed >= 0 and below 2^64")
     return seed
 
 

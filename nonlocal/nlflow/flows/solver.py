@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from nlflow._array import ArrayT, check_untracked, underflowing
 from nlflow._looks import look_now, looking_once
-from nlflow.errors import InputError, check_flag, check_increasing, check_number, checked_call
+from nlflow.errors import InputError, check_increasing, check_number, checked_call
 from nlflow.flows.events import Event
 from nlflow.flows.flow import Flow, as_flow, start_of
 from nlflow.flows.integrators import ExactGaussian, Exponential, RungeKutta
@@ -106,8 +106,6 @@ def solve(
         When the checkpoint and the one before it are damaged or belong to another problem.
     """
     flow = as_flow(flow)
-    for name, flag in (("progress", progress), ("energies", energies), ("dense", dense)):
-        check_flag(name, flag)
     flow = flow.when(0.0)
     u = start_of(flow, start)
     tracked = flow.tracked or getattr(u, "requires_grad", False)

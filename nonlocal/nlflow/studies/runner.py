@@ -24,6 +24,7 @@ from nlflow.errors import (
     NlflowError,
     NumericalError,
     check_choice,
+    check_flag,
     check_generator,
     check_integer,
     shortened,
@@ -135,10 +136,12 @@ def run_study(
     >>> [round(fit.slope, 1) for fit in result.fits], result.fits[0].passed
     ([1.0], True)
     """
+    check_flag("progress", progress)
     if is_study_file(kind):
         return _repeat(kind, options, out=out, jobs=jobs, scheduler=scheduler, progress=progress, rng=rng)
     study = KINDS[check_choice("kind", kind, tuple(KINDS))]
-    seed = check_integer("rng", rng, minimum=0) if isinstance(rng, int | np.integer) else _drawn(rng)
+    drawn = check_generator(rng)
+    seed = int(rng) if isinstance(rng, int | np.integer) else int(drawn.integers(2**63))
     workers = None if jobs is None else check_integer("jobs", jobs, minimum=-1, hint="-1 takes all cores")
     if workers == 0:
         workers = check_integer("jobs", jobs, minimum=1, hint="-1 takes all cores")
@@ -215,10 +218,6 @@ def _measured(
         closing(run_cases(cases, keeper, jobs=jobs, scheduler=scheduler, bar=shown)) as results,
     ):
         return {done.case.name: done for done in results}
-
-
-def _drawn(rng: np.random.Generator | None) -> int:
-    return int(check_generator(rng).integers(2**63))
 
 
 def _execute(kind: str, setting: Setting, seed: np.random.SeedSequence) -> list[Row]:

@@ -37,7 +37,7 @@ from nlflow.attention.probing.trace import as_frame
 from nlflow.attention.terms.neutreno import wide
 from nlflow.attention.threads import evaluating, using
 from nlflow.backends.progress import bar
-from nlflow.errors import InputError, check_generator, check_integer, checked_call, warn_caller
+from nlflow.errors import InputError, check_generator, check_seed, checked_call, warn_caller
 
 Floats = NDArray[np.float64]
 
@@ -322,7 +322,7 @@ def explain(
     >>> bool(abs(parts - row["change"]) < 1e-12)
     True
     """
-    seed = check_integer("rng", rng, minimum=0)
+    seed = check_seed("rng", rng)
     several: Iterable[Any] = [inputs] if isinstance(inputs, Mapping | Tensor | str) else inputs
     if not hasattr(several, "__iter__"):
         raise InputError(
