@@ -210,6 +210,113 @@ def test_an_encoder_of_torch_has_its_cures_with_padding(name: str) -> None:
     assert torch.equal(*found)
 
 
+def torch_encoder(batch_first: bool = True) -> Any:
+    torch.manual_seed(0)
+    options = {"dropout": 0.0, "activation": "gelu", "norm_first": True}
+    layer = torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=batch_first, **options)
+    return torch.nn.TransformerEncoder(layer, 3, enable_nested_tensor=False).double().eval()
+
+
+@pytest.mark.parametrize("name", CURES)
+def test_layers_of_torch_are_cured_by_their_own_masks(name: str) -> None:
+    """A causal mask hides the later tokens from means too, and tokens may come first."""
+    x = torch.randn(2, 6, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    causal = torch.ones(6, 6, dtype=torch.bool).triu(1)
+    hidden = torch.arange(6)[None] >= torch.tensor([[6], [5]])
+    found = []
+    for batch_first in (True, False):
+        model = torch_encoder(batch_first)
+
+        def run(x: Any, model: Any = model, first: bool = batch_first, **masks: Any) -> Any:
+            with torch.no_grad():
+                return model(x, **masks) if first else model(x.transpose(0, 1), **masks).transpose(0, 1)
+
+        before = run(x, mask=causal)
+        attach(model, **CURES[name].arguments([CURES[name].values[-1]] * 3))
+        found.append(run(x, mask=causal, src_key_padding_mask=hidden))
+        assert not torch.allclose(found[-1], before)
+        torch.testing.assert_close(found[-1][:, :4], run(x[:, :4], mask=causal[:4, :4]), **DOUBLE)
+        torch.testing.assert_close(found[-1][1, :5], run(x[1:, :5], mask=causal[:5, :5])[0], **DOUBLE)
+        assert torch.equal(run(x, detach(model), mask=causal), before)
+    torch.testing.assert_close(*found, **DOUBLE)
+
+
+class Masked(torch.nn.Module):  # type: ignore[misc]
+    """A layer of one's own, whose mask no call of a layer shows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attn = torch.nn.MultiheadAttention(16, 2, batch_first=True)
+
+    def forward(self, x: Any) -> Any:
+        mask = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).triu(1)
+        return x + self.attn(x, x, x, attn_mask=mask)[0]
+
+
+def test_a_removal_before_a_mask_that_is_not_seen_is_refused() -> None:
+    model, x = torch.nn.Sequential(Masked(), Masked()).eval(), torch.randn(1, 5, 16)
+    attach(model, fidelity=0, cures={"similarity-removal": 0.5})
+    with pytest.raises(InputError, match=r"similarity-removal'\]: got a mask in 1.attn that is not seen in the call"):
+        model(x)
+    causal = Adapter("MultiheadAttention", causal=True)
+    whole, part = (
+        attach(model, fidelity=0, cures={"similarity-removal": 0.5}, adapter=causal)(y) for y in (x, x[:, :3])
+    )
+    torch.testing.assert_close(whole[:, :3], part)
+
+
+def _learning(kind: str) -> tuple[Any, Any]:
+    """Return a model in float64, and a function that calls it."""
+    if kind == "bert":
+        model, given = build("bert").double(), inputs("bert")
+        return model, lambda: model(**given).last_hidden_state
+    model = torch_encoder() if kind == "torch" else _outside("fused").double()
+    width = 16 if kind == "torch" else WIDTH
+    x = torch.randn(2, 5, width, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    return model, lambda: model(x)
+
+
+@pytest.mark.parametrize("name", [name for name in CURES if name != "sharpening"])
+@pytest.mark.parametrize("kind", ["bert", "torch", "fused"])
+def test_cures_learn_with_their_weights(kind: str, name: str) -> None:
+    """The derivative along a change of all weights is that of differences."""
+    model, run = _learning(kind)
+    attach(model, **CURES[name].arguments([CURES[name].values[-1]] * 3))
+    run()  # fused projections show their layout
+
+    def loss() -> Any:
+        made = run()
+        return (made * torch.linspace(-1, 2, made.shape[-1], dtype=made.dtype)).square().sum()
+
+    loss().backward()
+    generator, step, moved = torch.Generator().manual_seed(2), 1e-5, []
+    ways = {one: torch.randn(one.shape, generator=generator, dtype=one.dtype) for one in model.parameters()}
+    along = sum(float((one.grad * way).sum()) for one, way in ways.items() if one.grad is not None)
+    with torch.no_grad():
+        for move in (step, -2 * step):
+            for one, way in ways.items():
+                one.add_(move * way)
+            moved.append(float(loss()))
+    assert along == pytest.approx((moved[0] - moved[1]) / (2 * step), rel=1e-6)
+
+
+@pytest.mark.parametrize("name", ["centring", "attn-scale", "sharpening"])
+@pytest.mark.parametrize("kind", ["bert", "torch", "fused"])
+def test_cures_follow_weights_that_change(kind: str, name: str) -> None:
+    model, run = _learning(kind)
+    attach(model, fidelity=0, cures={name: 0.5})
+    with torch.no_grad():
+        run()
+        for number, block in enumerate(blocks(model)):
+            for one in block.module.parameters():
+                one.add_(0.1 * torch.randn(one.shape, generator=torch.Generator().manual_seed(number)))
+        found = run()
+        torch.testing.assert_close(found, (attach(model, fidelity=0, cures={name: 0.5}), run())[1], **DOUBLE)
+    if name == "sharpening":
+        with pytest.raises(InputError, match=r"sharpening'\]: got a training of .*expected weights that stay"):
+            (model.train(), run())
+
+
 STRENGTHS = {
     "semi-implicit": [0.2, 0.3, 0.5], "explicit": [0.2, 0.3, 0.5], "similarity-removal": [0.3, 0.4, 1.0],
     "centring": [0.3, 0, 1.0], "feat-scale": [0.4, 0, -0.3], "attn-scale": [0.4, 0, -0.3],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from nlflow.attention.injection.blocks import INTERFACE, SUMS, TORCH, Adapter, B
 from nlflow.attention.injection.forward import TEMPERATURE, TERMS
 from nlflow.attention.injection.inputs import without_wrapper
 from nlflow.attention.injection.weights import Layout, Product, product_of
-from nlflow.attention.terms.averages import causal_mask, uniform_average
+from nlflow.attention.terms.averages import causal_mask, seen, uniform_average
 from nlflow.attention.terms.neutreno import removed_similarity, scaled_features
 from nlflow.attention.threads import OfThread, held, tracing
 from nlflow.errors import InputError, check_choice, check_number
@@ -63,6 +63,7 @@ class Cure:
 _OFF = 1e-6  # of the eigenvalues' size: eigenvectors that are nearly dependent lose more
 _MEANS = ("similarity-removal", "centring", "feat-scale", "attn-scale")  # cures that need a mean over tokens
 _PADDING = ("attention_mask", "key_padding_mask", "src_key_padding_mask", "padding_mask", "mask")  # of tokens
+_MASKS_IN_TORCH = ("key_padding_mask", "attn_mask")
 _PRODUCTS = {"centring", "attn-scale", "sharpening"}  # those that need W_V W_O
 TERMS_OF_V0 = ("semi-implicit", "explicit")
 _INFINITE = float("inf")
@@ -149,7 +150,7 @@ def give_cures(
             )
         if "similarity-removal" in own and able:
             removal = _Removal(block, own["similarity-removal"], present)
-            handles.append(block.layer.register_forward_pre_hook(removal, with_kwargs=True))
+            handles += removal.hooks()
         if "temperature" in own:
             handles += _temperature(block, own["temperature"])
         if own.keys() & {"centring", "feat-scale", "attn-scale", "layer-scale", "sharpening"}:
@@ -193,7 +194,7 @@ def held_bytes(name: str, found: list[Block], arguments: Mapping[str, Any]) -> t
     if name in TERMS_OF_V0:  # v0 is kept until the last layer
         return 0, size * max(widths, default=0)
     squares = sum(one**2 for one in widths)
-    return size * squares * {"centring": 1, "attn-scale": 1, "sharpening": 2}.get(name, 0), 0
+    return size * squares * (name == "sharpening"), 0
 
 
 # ---- which tokens count
@@ -240,10 +241,6 @@ class Present:
         for own in (self._open, *self._own.values()):
             own.set(None)
 
-    def mean(self, block: Block, tokens: Tensor) -> Tensor:
-        """Return the mean of the tokens (B, N, D) that each of them may see, (B, N or 1, D)."""
-        return uniform_average(tokens, tokens.shape[1], self.seen(block, tokens), block.causal)
-
     def seen(self, block: Block, tokens: Tensor) -> Tensor | None:
         """Return which tokens (B, N, D) each may see, (B, N or 1, N)."""
         several = self._own[True].get() if block.stack == "decoder" else None
@@ -265,6 +262,40 @@ class Present:
         return square
 
 
+def _told(call: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *names: str) -> list[Any]:
+    given = {**dict(zip(inspect.signature(call).parameters, args, strict=False)), **kwargs}
+    return [given.get(name) for name in names]
+
+
+def _seen_in_torch(block: Block, tokens: Tensor, padding: Any, pairs: Any) -> Tensor | None:
+    """Return which tokens (B, N, D) each may see, (B, N or 1, N), by the masks of torch; None where all see all.
+
+    Of masks that differ between heads it is that of the first.
+    """
+    items, count = tokens.shape[:2]
+    found = torch.ones(1, 1, count, dtype=torch.bool, device=tokens.device)
+    if padding is not None:
+        found = found & _shown_in_torch(padding).reshape(items, 1, count)
+    if pairs is not None:
+        shown = _shown_in_torch(pairs)
+        found = found & (shown if shown.ndim == 2 else shown.reshape(items, -1, count, count)[:, 0])
+    if block.causal:
+        found = found & causal_mask(count, count, tokens.device)
+    if not torch.compiler.is_compiling() and bool(found.all()):
+        return None
+    return found.expand(items, -1, -1)
+
+
+def _shown_in_torch(mask: Tensor) -> Tensor:
+    return ~mask if mask.dtype == torch.bool else seen(mask)
+
+
+_OF_LAYERS = (
+    (nn.TransformerEncoderLayer, ("src_key_padding_mask", "src_mask")),
+    (nn.TransformerDecoderLayer, ("tgt_key_padding_mask", "tgt_mask")),
+)
+
+
 def _check_past(block: Block, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     if not block.causal:
         return
@@ -280,7 +311,8 @@ def _check_past(block: Block, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
             )
 
 
-def _tokens(block: Block, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+def _tokens(block: Block, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, Tensor]:
+    """Return the tokens of a call as they were given, and as (B, N, D)."""
     given = (kwargs.get("hidden_states"), kwargs.get("query"), *args, *kwargs.values())
     found = next((one for one in given if isinstance(one, Tensor) and one.is_floating_point() and one.ndim == 3), None)
     if found is None:
@@ -288,7 +320,7 @@ def _tokens(block: Block, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tens
             f"cures: got a call of {block.name} without tokens (batch, tokens, features), expected such; leave this "
             "module out with adapter="
         )
-    return found.transpose(0, 1) if block.tokens_first else found
+    return found, found.transpose(0, 1) if block.tokens_first else found
 
 
 # ---- before a layer
@@ -301,15 +333,49 @@ class _Removal:
     block: Block
     strength: float
     present: Present
+    used: OfThread = field(default_factory=OfThread)  # which tokens each was taken to see
+
+    def hooks(self) -> list[Any]:
+        block = self.block
+        made = [block.layer.register_forward_pre_hook(self, with_kwargs=True)]
+        if block.kind == TORCH:
+            made.append(block.module.register_forward_pre_hook(self.check, with_kwargs=True))
+        return made
+
+    def seen(self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], tokens: Tensor) -> Tensor | None:
+        for kind, names in _OF_LAYERS:
+            if self.block.kind == TORCH and isinstance(layer, kind):
+                return _seen_in_torch(self.block, tokens, *_told(layer.forward, args, kwargs, *names))
+        return self.present.seen(self.block, tokens)
+
+    def check(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Refuse a mean over other tokens than attention itself sees."""
+        used = self.used.take()
+        if torch.compiler.is_compiling() or tracing() or not used:
+            return
+        _, tokens = _tokens(self.block, args, kwargs)
+        own = _seen_in_torch(self.block, tokens, *_told(module.forward, args, kwargs, *_MASKS_IN_TORCH))
+        (before,), every = used, tokens.new_ones(1, 1, 1, dtype=torch.bool)
+        if before is None and self.block.causal:
+            before = causal_mask(tokens.shape[1], tokens.shape[1], tokens.device)
+        one, other = (every if each is None else each for each in (before, own))
+        if bool((one != other).any()):
+            raise InputError(
+                f"cures['similarity-removal']: got a mask in {self.block.name} that is not seen in the call of its "
+                "layer, expected means over the tokens that attention sees; expected adapter=Adapter("
+                "'MultiheadAttention', causal=True) for a decoder; take feat-scale or centring for other masks"
+            )
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        tokens = _tokens(self.block, args, kwargs)
+        given, tokens = _tokens(self.block, args, kwargs)
         _check_past(self.block, args, kwargs)
-        seen = self.present.seen(self.block, tokens)
+        seen = self.seen(module, args, kwargs, tokens)
+        self.used.set((seen,))
         changed = removed_similarity(tokens, self.strength, seen, causal=self.block.causal)
+        changed = changed.transpose(0, 1) if self.block.tokens_first else changed
         return (
-            tuple(changed if one is tokens else one for one in args),
-            {name: changed if one is tokens else one for name, one in kwargs.items()},
+            tuple(changed if one is given else one for one in args),
+            {name: changed if one is given else one for name, one in kwargs.items()},
         )
 
 
@@ -354,11 +420,10 @@ class _InTorch:
         def put(value: Any) -> None:
             self.module._parameters[name] = value
 
-        def change(before: Any) -> nn.Parameter:
-            with torch.no_grad():
-                other = before.clone()
-                other[: self.module.embed_dim] /= self.temperature
-            return nn.Parameter(other, requires_grad=False)
+        def change(before: Any) -> Tensor:
+            with torch.enable_grad():  # another thread that shares this may need the derivative
+                queries, rest = before[: self.module.embed_dim], before[self.module.embed_dim :]
+                return torch.cat([queries / self.temperature, rest])
 
         context = held((id(self.module), name), lambda: self.module._parameters[name], put, change)
         context.__enter__()
@@ -409,29 +474,39 @@ class _Branch:
 
     def __init__(self, block: Block, own: Mapping[str, float], present: Present, layout: Layout | None = None) -> None:
         self.block, self.own, self.present, self.layout = block, own, present, layout
-        self.mean = OfThread()
+        self.mean, self.visible = OfThread(), OfThread()
         self.place = block.module if block.kind == TORCH or block.projection is None else block.projection
-        self.product: Product | None = None
-        self.turn: Tensor | None = None
-        if own.keys() & _PRODUCTS:
-            self._give(product_of(block))
+        self.turn: tuple[Any, Tensor] | None = None  # of the weights of this state
+        if own.keys() & _PRODUCTS and (product := product_of(block)) is not None:
+            self._turn(product)  # what cannot be turned is refused now
 
-    def _give(self, product: Product | None) -> None:
-        if product is not None and "sharpening" in self.own:
-            self.turn = sharpened(product.matrix, self.own["sharpening"])
-        self.product = product
+    def _known(self) -> Product:
+        """Return W_V W_O as it is now; that of a fused projection is known after a call alone."""
+        found = product_of(self.block, "" if self.layout is None else self.layout.name)
+        if found is None:
+            raise InputError(
+                f"model: got {self.block.name} ({type(self.block.module).__name__}), in whose projection of "
+                "queries, keys and values together it is not known which columns are values; expected a first "
+                "call in evaluation mode that shows it; call model.eval(), or leave this block out with adapter="
+            )
+        return found
 
-    def _known(self) -> Product | None:
-        """Return W_V W_O, None where no cure needs it; that of a fused projection is known after a call alone."""
-        if self.product is None and self.own.keys() & _PRODUCTS:
-            if self.layout is None or not self.layout.name:
-                raise InputError(
-                    f"model: got {self.block.name} ({type(self.block.module).__name__}), in whose projection of "
-                    "queries, keys and values together it is not known which columns are values; expected a first "
-                    "call in evaluation mode that shows it; call model.eval(), or leave this block out with adapter="
-                )
-            self._give(product_of(self.block, self.layout.name))
-        return self.product
+    def _turn(self, product: Product) -> Tensor | None:
+        """Return the matrix of a sharpening, made anew where the weights are others; it has no derivative."""
+        if "sharpening" not in self.own:
+            return None
+        weights = (product.values, product.output)
+        learning = torch.is_grad_enabled() and any(one.requires_grad for one in weights)
+        if learning and self.block.module.training:
+            raise InputError(
+                f"cures['sharpening']: got a training of {self.block.name}, whose W_V W_O learns, expected weights "
+                "that stay; call model.eval(), or requires_grad_(False) for them"
+            )
+        state = [(one.data_ptr(), one._version, one.dtype) for one in weights]
+        if self.turn is None or self.turn[0] != state:
+            with torch.no_grad():
+                self.turn = state, sharpened(product.matrix, self.own["sharpening"])
+        return self.turn[1]
 
     def hooks(self) -> list[Any]:
         return [
@@ -443,7 +518,16 @@ class _Branch:
         if tracing() or not self.own.keys() & {"centring", "attn-scale", "feat-scale"}:
             return
         _check_past(self.block, args, kwargs)
-        self.mean.set(self.present.mean(self.block, _tokens(self.block, args, kwargs)))
+        _, tokens = _tokens(self.block, args, kwargs)
+        if self.block.kind == TORCH:
+            self.visible.set(_seen_in_torch(self.block, tokens, *_told(module.forward, args, kwargs, *_MASKS_IN_TORCH)))
+        self.mean.set(self._mean(tokens))
+
+    def _mean(self, tokens: Tensor) -> Tensor:
+        """Return the mean of the tokens (B, N, D) that each of them may see, (B, N or 1, D)."""
+        told = self.block.kind == TORCH
+        visible = self.visible.get() if told else self.present.seen(self.block, tokens)
+        return uniform_average(tokens, tokens.shape[1], visible, self.block.causal)
 
     def change(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
         if tracing():
@@ -456,19 +540,20 @@ class _Branch:
 
     def _changed(self, made: Tensor) -> Tensor:
         mean = self.mean.take()
-        if (product := self._known()) is not None:
-            bias = product.output_bias.to(made)
-            if self.turn is not None:
-                made = (made - bias) @ self.turn.to(made) + bias
+        if self.own.keys() & _PRODUCTS:
+            product = self._known()
+            bias, turn = product.output_bias.to(made), self._turn(product)
+            if turn is not None:
+                made = (made - bias) @ turn.to(made) + bias
             omega, gamma = self.own.get("attn-scale", 0.0), self.own.get("centring", 0.0)
             if mean is not None and (omega or gamma):
-                uniform = mean @ product.matrix.to(made) + product.values_bias.to(made)
-                if self.turn is not None:
-                    uniform = uniform @ self.turn.to(made)
+                uniform = product.added(mean.to(made))
+                if turn is not None:
+                    uniform = uniform @ turn.to(made)
                 made = torch.add(made, made - bias - uniform, alpha=omega) if omega else made
                 made = torch.sub(made, uniform, alpha=gamma) if gamma else made
         if high := self.own.get("feat-scale", 0.0):
-            made = scaled_features(made, self.present.mean(self.block, made), 0.0, high)
+            made = scaled_features(made, self._mean(made), 0.0, high)
         return torch.mul(made, self.own["layer-scale"]) if "layer-scale" in self.own else made
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from nlflow.attention.injection.blocks import TORCH, Block, heads_of
-from nlflow.attention.threads import OfThread, tracing
+from nlflow.attention.threads import OfThread, evaluating, tracing
 from nlflow.errors import InputError
 
 
@@ -25,7 +25,7 @@ class LayoutError(InputError):
 
 
 def weight_of(module: nn.Module) -> tuple[Tensor, Tensor | None]:
-    """Return the matrix (in, out) and the bias of a projection; `UnknownError` where it is not dense or not known."""
+    """Return the matrix (in, out) and the bias of a projection, with their graphs; `UnknownError` where not known."""
     weight, bias = getattr(module, "weight", None), getattr(module, "bias", None)
     name = type(module).__name__
     if hasattr(module, "base_layer"):  # of PEFT, around a projection
@@ -34,20 +34,20 @@ def weight_of(module: nn.Module) -> tuple[Tensor, Tensor | None]:
         if not isinstance(width, int):
             raise UnknownError(f"{name} is no linear map that is known")
         one = next(module.parameters())
-        with torch.no_grad():
-            shift = module(torch.zeros(1, width, dtype=one.dtype, device=one.device))
-            return module(torch.eye(width, dtype=one.dtype, device=one.device)) - shift, shift[0]
+        with evaluating(module):  # its dropout is no part of the map
+            shift = module.forward(torch.zeros(1, width, dtype=one.dtype, device=one.device))
+            return module.forward(torch.eye(width, dtype=one.dtype, device=one.device)) - shift, shift[0]
     _check_plain(name, weight)
     assert isinstance(weight, Tensor)
-    bias = bias.detach() if isinstance(bias, Tensor) else None
+    bias = bias if isinstance(bias, Tensor) else None
     if isinstance(module, nn.Linear):
-        return weight.detach().T, bias
+        return weight.T, bias
     if isinstance(getattr(module, "nf", None), int):  # GPT-2's Conv1D
-        return weight.detach(), bias
+        return weight, bias
     if weight.ndim > 2 and weight[0, 0].numel() == 1:  # convolutions of one point
-        return weight.detach().flatten(1).T, bias
+        return weight.flatten(1).T, bias
     if weight.ndim == 2 and hasattr(module, "in_features"):
-        return weight.detach().T, bias
+        return weight.T, bias
     raise UnknownError(f"{name} is no linear map that is known")
 
 
@@ -194,14 +194,24 @@ def _watches(module: nn.Module) -> bool:
 class Product:
     """What attention adds to tokens that are all x: x W + c, with W = W_V W_O and c = b_V W_O + b_O."""
 
-    matrix: Tensor  # W, (D, D), for tokens in rows
-    values_bias: Tensor  # b_V W_O
+    values: Tensor  # W_V, (D, H d), for tokens in rows
+    values_bias: Tensor  # b_V
+    output: Tensor  # W_O, (H d, D)
     output_bias: Tensor  # b_O
 
+    @property
+    def matrix(self) -> Tensor:
+        """W, (D, D), computed in float64."""
+        return (self.values.double() @ self.output.double()).to(self.output.dtype)
 
-@torch.no_grad()
+    def added(self, tokens: Tensor) -> Tensor:
+        """Return x W + b_V W_O of tokens x (..., D)."""
+        made = tokens @ self.values.to(tokens) + self.values_bias.to(tokens)
+        return made @ self.output.to(tokens)
+
+
 def product_of(block: Block, layout: str = "") -> Product | None:
-    """Return the product of a block, computed in float64, or None where several layouts of a fused projection fit."""
+    """Return the product of a block as its weights are now, or None where several layouts of a fused projection fit."""
     module: Any = block.module
     values, bias = _matrix(block, block.values, "W_V")
     output, output_bias = _matrix(block, module.out_proj if block.kind == TORCH else block.projection, "W_O")
@@ -216,10 +226,9 @@ def product_of(block: Block, layout: str = "") -> Product | None:
     if not layout:
         return None
     values, bias = (part(one, layout, used, heads) for one in (values, bias))
-    matrix, moved = values.double() @ output.double(), bias.double() @ output.double()
-    if matrix.shape[0] != matrix.shape[1]:
-        raise _unknown(block, f"W_V W_O of shape {tuple(matrix.shape)}", "a square one")
-    return Product(matrix.to(output.dtype), moved.to(output.dtype), output_bias)
+    if len(values) != output.shape[1]:
+        raise _unknown(block, f"W_V W_O of shape {(len(values), output.shape[1])}", "a square one")
+    return Product(values, bias, output, output_bias)
 
 
 def _matrix(block: Block, projection: nn.Module | None, name: str) -> tuple[Tensor, Tensor]:

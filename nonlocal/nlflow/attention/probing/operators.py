@@ -143,10 +143,15 @@ def operator_of(one: Seen, taken: Any, state: Tensor, added: Tensor, seen: Proje
 def _output(one: Seen) -> tuple[Tensor, Tensor | None]:
     module = one.block.module
     if isinstance(module, nn.MultiheadAttention):
-        return weight_of(module.out_proj)
+        return _frozen(module.out_proj)
     if one.block.projection is None:
         raise UnknownError("no W_O in one matrix is found; say where with adapter=Adapter(..., projection='...')")
-    return weight_of(one.block.projection)
+    return _frozen(one.block.projection)
+
+
+def _frozen(module: nn.Module) -> tuple[Tensor, Tensor | None]:
+    weight, bias = weight_of(module)
+    return weight.detach(), None if bias is None else bias.detach()
 
 
 def _values(one: Seen, taken: Any, seen: Projected) -> Tensor:
@@ -156,7 +161,7 @@ def _values(one: Seen, taken: Any, seen: Projected) -> Tensor:
         return weight_in_torch(module)[0].detach()
     if block.values is None or seen.made is None:
         raise UnknownError("no projection of values is found among the modules of attention")
-    weight, _ = weight_of(block.values)
+    weight, _ = _frozen(block.values)
     columns = columns_of(seen.made, taken.v)
     if columns is None:
         kind = "fused " if seen.made.shape[-1] > taken.v.shape[1] * taken.v.shape[-1] else ""
