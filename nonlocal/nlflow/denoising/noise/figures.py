@@ -496,10 +496,9 @@ class OfVerdict(Figures, source=BY_HAND):
     least_range = figure(1e-100, "with smaller and larger ranges nothing but a strength is estimated", OF_FLOATS)
     slab = figure(8, "slices that are looked at together", COST)
     most = figure(2**21, "samples in them", COST)
-    errors = figure(
-        2.5,
-        "of what most differences along diagonals tell, by which it is less than the quietest blocks tell",
-        "measured: white noise of 16 to 32 samples a side is beyond in 1 of 50 pictures",
+    errors = figure(2.0, "of what most differences along diagonals tell, by which it is less than quiet blocks tell")
+    less = figure(
+        0.22, "relative: the same, at least", "measured: white noise of 16 to 40 samples a side: 1 of 50 pictures"
     )
     fewest = figure(
         32,
@@ -508,9 +507,9 @@ class OfVerdict(Figures, source=BY_HAND):
     )
     rounds = figure(20, "of leaving out what is far larger than the noise", COST)
     slower = figure(
-        1.5,
+        1.8,
         "times as much noise at half the size, at most, where it is white",
-        "measured: white noise of 16 to 32 samples a side has 1.4, a blur of 0.7 samples makes 2.8",
+        "measured: white noise on photographs of 12 to 40 samples a side has 1.7 at most, blurred noise 2.2 at least",
     )
     smallest = figure(16, "samples along the sides of a picture of which more than a strength is told")
 

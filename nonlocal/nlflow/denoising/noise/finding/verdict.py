@@ -253,20 +253,18 @@ def _of_few(samples: Array, missing: NDArray[np.bool_] | None) -> NoiseEstimate:
     less.
     """
     sigmas, sizes = estimate_sigmas(samples, missing), _diagonals(samples, missing)
-    if len(sizes):
-        least = (1 - OfVerdict.errors * chance_of_sizes(len(sizes))) * sigmas
+    noisy = sigmas > 0
+    if len(sizes) and noisy.any():
         rounded = 0.25 if np.array_equal(samples, np.rint(samples)) else 0.0  # half of a step of the sizes of integers
-        less = np.array([_of_most(own + rounded) for own in sizes.T]) < least
-        if less.any():
-            each = [
-                _of_most(own) if is_less else sigma for own, is_less, sigma in zip(sizes.T, less, sigmas, strict=True)
-            ]
-            return NoiseEstimate(GaussianNoise(_one_or_each(channel_levels(np.array(each)))), "low", (_STRUCTURE,))
+        less = max(OfVerdict.errors * chance_of_sizes(np.count_nonzero(noisy) * len(sizes)), OfVerdict.less)
+        if _of_most(((sizes + rounded)[:, noisy] / sigmas[noisy]).ravel()) < 1 - less:
+            least = np.array([min(_of_most(own), sigma) for own, sigma in zip(sizes.T, sigmas, strict=True)])
+            return NoiseEstimate(GaussianNoise(_one_or_each(channel_levels(least))), "low", (_STRUCTURE,))
     model = GaussianNoise(_one_or_each(channel_levels(sigmas)))
     at_half = sigmas_at_half(samples, missing)
     if len(sizes) < OfVerdict.fewest or not np.isfinite(at_half).all():
         return NoiseEstimate(model, "low", (_SO_FEW,))
-    slower = float((at_half[sigmas > 0] / sigmas[sigmas > 0]).max(initial=0.0))
+    slower = float((at_half[noisy] / sigmas[noisy]).max(initial=0.0))
     if slower > OfVerdict.slower:
         return NoiseEstimate(model, "low", (_SLOWER.format(slower),))
     return NoiseEstimate(model, "medium", (_TOO_SMALL,))
