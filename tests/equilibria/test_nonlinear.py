@@ -495,3 +495,24 @@ def test_a_front_that_hardly_moves_is_not_called_an_equilibrium() -> None:
     assert "nearly singular" in found.message
     felt = nl.GradientFlow(nl.J(nl.affinity(nl.Gaussian(1.0), nl.Grid(200))), "degree", reaction=nl.AllenCahn(0.2))
     assert find_equilibrium(felt, np.tanh((np.arange(200) - 60.3) / 2)).success
+
+
+@pytest.mark.parametrize("reaction", [None, nl.AllenCahn(1.0)])
+@pytest.mark.parametrize("metric", ["l2", "degree"])
+def test_a_fast_diffusion_conserves_no_mean_that_something_else_moves(metric: str, reaction: Any) -> None:
+    """On a grid in micrometres degrees are 1e13 times as large as the fidelity, or the slope of the reaction."""
+    weights = nl.affinity(nl.Gaussian(1.5e6), nl.Grid((7, 2), 1e6, "reflect"))
+    f = np.random.default_rng(0).uniform(-0.5, 0.5, (7, 2))
+    functional = nl.E(weights, f, 1.0) if reaction is None else nl.J(weights)
+    rate = None if reaction is None or metric == "l2" else nl.AllenCahn(1e-13)
+    flow = nl.GradientFlow(functional, metric, reaction=rate or reaction)
+    rest = nl.equilibrium(flow).u if reaction is None else np.ones((7, 2))
+    found, near = nl.find_equilibrium(flow, rest - 0.4), nl.find_equilibrium(flow, rest)
+    assert np.abs(found.u - rest).max() < 1e-2 or not found.success
+    assert near.success or reaction is None
+    assert "family" not in near.message
+    assert "family" not in found.message
+    np.testing.assert_allclose(near.u, rest, atol=1e-4)
+    told = stability(flow, rest)
+    assert told.neutral == 0
+    assert told.verdict == "cannot tell" or told.margin < 10

@@ -99,7 +99,7 @@ class Equations:
     def of(self, flow: Flow) -> Self:
         result = copy.copy(self)
         result.flow, result._sure = check_autonomous(flow), False
-        for name in ("invariants", "shifts"):
+        for name in ("invariants", "shifts", "_moved"):
             vars(result).pop(name, None)
         result._require_steady()
         return result
@@ -264,39 +264,68 @@ class Equations:
     @cached_property
     def invariants(self) -> list[tuple[Floats, Floats]]:
         """Pairs l, a such that l @ x is conserved, l @ a = 1, and a is constant on connected components."""
-        domain = self.flow.affinity.domain
-        channels = self._held.size // domain.size
-        if not len(self):
+        # By what moves beside diffusion too: beside a fast one it may be no more than rounding.
+        moved, slow = self._moved
+        return self._laws_of(moved, slow)
+
+    def unbalanced(self, x: Floats) -> float:
+        """Return how much what moves beside diffusion moves a mean that diffusion conserves, over its size nearby."""
+        moved, slow = self._moved
+        if not slow.any():
+            return 0.0
+        now = self._beside_diffusion(x)
+        laws = [law for law, _ in self._laws_of(moved - slow, 0 * slow)]
+        sizes = [float((np.abs(slow.reshape(len(slow), -1)) @ np.abs(law)).max()) for law in laws]
+        return max(
+            (abs(float(law @ now)) / size for law, size in zip(laws, sizes, strict=True) if size > 0), default=0.0
+        )
+
+    @cached_property
+    def _moved(self) -> tuple[Floats, Floats]:
+        """Return du/dt of some signals near the start, and its part beside diffusion."""
+        channels = self._held.size // self.flow.affinity.domain.size
+        probes = [self._probe(seed) for seed in range(channels + 2)]
+        shape = len(probes), -1, channels
+        slow = [self._beside_diffusion(x) for x in probes]
+        return np.reshape([self(x) for x in probes], shape), np.reshape(slow, shape)
+
+    def _laws_of(self, moved: Floats, slow: Floats) -> list[tuple[Floats, Floats]]:
+        """Return pairs l, a; see `invariants`."""
+        if not len(self) or not (np.isfinite(moved).all() and moved.any(axis=(1, 2)).all()):
             return []
-        probes = [self(self._probe(seed)) for seed in range(channels + 2)]
-        moved = np.reshape(probes, (len(probes), -1, channels))
-        if not (np.isfinite(moved).all() and moved.any(axis=(1, 2)).all()):
-            return []
+        domain, channels = self.flow.affinity.domain, moved.shape[2]
         items = self._of_nodes(np.arange(domain.size) // (domain.size // math.prod(domain.leading)))
         (parts, *others), weights = self._partitions(items), self.weights.reshape(-1, channels)
         # Below, what is left of a component is rounding, as it is of a node without neighbours.
         floor = 1e-3 * self.cancelling(self._probe(0)) if others else 0.0
-        each = [self._conserved(moved, part, weights, floor) for part in parts]
+        each = [self._conserved(moved, slow, part, weights, floor) for part in parts]
         if not all(each) and (laws := self._laws(parts)) is not None:
             laws = np.repeat(laws[:, None], channels, axis=1)
-            each = [one or self._conserved(moved, part, laws, floor) for one, part in zip(each, parts, strict=True)]
+            again = [self._conserved(moved, slow, part, laws, floor) for part in parts]
+            each = [one or other for one, other in zip(each, again, strict=True)]
         found = [pair for one in each for pair in one]
         for part in (part for parts in others for part in parts):
-            for law, a in self._conserved(moved, part, weights, floor):
+            for law, a in self._conserved(moved, slow, part, weights, floor):
                 self._add(found, law, a)
         return found
 
     def _conserved(
-        self, moved: Floats, part: NDArray[np.intp], weights: Floats, floor: float
+        self, moved: Floats, slow: Floats, part: NDArray[np.intp], weights: Floats, floor: float
     ) -> list[tuple[Floats, Floats]]:
-        """Return pairs l, a of a part of the nodes, l being the weights times a; `moved` is du/dt of some signals."""
+        """Return pairs l, a of a part of the nodes, l being the weights times a.
+
+        `moved` is du/dt of some signals, `slow` its part beside diffusion.
+        """
         allowed = 1e-5 if self.single else 1e-11
         own = weights[part]
         parts = own * moved[:, part]
         totals = np.maximum(np.abs(parts).sum(axis=(1, 2)), floor * float(np.abs(own).sum()))
         if not (totals > 0).all():
             return []
-        _, sizes, mixes = np.linalg.svd(parts.sum(axis=1) / totals[:, None])
+        slow = own * slow[:, part]
+        sums = np.abs(slow).sum(axis=(1, 2))
+        shares = [parts.sum(axis=1) / totals[:, None], slow.sum(axis=1) / np.where(sums > 0, sums, 1.0)[:, None]]
+        _, sizes, mixes = np.linalg.svd(np.concatenate(shares))
         found = []
         for mix in mixes[sizes <= allowed]:
             law, direction = np.zeros((2, *moved.shape[1:]))
@@ -306,6 +335,16 @@ class Equations:
             if size > 0 and mass > 0:
                 found.append((law.ravel() * size / mass, direction.ravel() / size))
         return found
+
+    def _beside_diffusion(self, x: Floats) -> Floats:
+        """Return what moves a linear flow beside diffusion; 0 where that is not known."""
+        counted = self.flow.applications
+        try:
+            with np.errstate(over="ignore", invalid="ignore"):
+                found = self.flow.beside_diffusion(self.signal(x)) if isinstance(self.flow, LinearFlow) else None
+        finally:
+            self.flow.applications = counted
+        return np.zeros(len(x)) if found is None else self._vector(found)
 
     def _of_nodes(self, values: NDArray[Any]) -> NDArray[Any]:
         """Return one value for each node that is free."""

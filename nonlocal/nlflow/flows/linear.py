@@ -141,6 +141,16 @@ class LinearFlow(Flow):
         """Return R(u) + g(t) at free nodes."""
         return self.free(self.moved(self._driving(self.held(u)))) if self.terms.drives else 0 * u
 
+    def beside_diffusion(self, u: Array) -> Array | None:
+        """Return phi (f - u) + R(u) + g at free nodes, or None where du/dt has other parts beside r (Pu - u)."""
+        if not self.split or not self.inner.by_nodes:
+            return None
+        now, u = self.at(u), self.held(u)
+        result = now.driven(u)
+        if now.fidelity is not None and now.observed is not None:
+            result = result + now.free(now.fidelity.times(now.observed - u))
+        return result
+
     def _driving(self, u: Array) -> Array:
         """Return R(u) + g(t); averages that a reaction sees are counted."""
         self.applications += 0 if self.terms.reaction is None else len(self.terms.reaction.averages)
