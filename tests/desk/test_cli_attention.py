@@ -375,6 +375,8 @@ def test_a_tokenizer_that_is_not_there(folder: Path, tmp_path: Path) -> None:
             assert f"{words[-2][2:]}: got {tmp_path / name}, which has no tokenizer (there is no " in error
             assert "save it there with tokenizer.save_pretrained" in error
     assert "knows no word, expected words of its vocabulary" in fails(folder / "bert", "--text", "other words")
+    with pytest.raises(InputError, match=r"^inputs\[1\]: got a text of which the tokenizer of .* knows no word"):
+        probe(load_model(folder / "bert"), [TEXT, "other words"])
 
 
 @pytest.mark.slow

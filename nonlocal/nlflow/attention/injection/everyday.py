@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from nlflow.attention.injection.blocks import network_of
 from nlflow.attention.injection.inputs import (
+    encoded,
     image_inputs,
     normalized_pixels,
     positions,
@@ -20,7 +21,7 @@ from nlflow.attention.injection.inputs import (
     takes_a_mapping,
     tokenizer_of,
 )
-from nlflow.errors import InputError
+from nlflow.errors import InputError, warn_caller
 
 _ROWS = ("input_ids", "attention_mask", "token_type_ids", "special_tokens_mask")  # of texts, a number for each token
 _IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))  # what torchvision's weights were trained with
@@ -53,8 +54,12 @@ def _pixels(one: Any) -> NDArray[Any]:
     return np.asarray(one if told in ("L", "RGB", "RGBA") or told[0] in "IF" else one.convert("RGB"))
 
 
+def _longest(tokenizer: Any, limit: int) -> int:
+    return min(limit, int(min(getattr(tokenizer, "model_max_length", 10**9), 10**9)))
+
+
 def padded(tokenizer: Any, texts: Sequence[str], limit: int = 10**9) -> dict[str, Tensor]:
-    limit = min(limit, int(min(getattr(tokenizer, "model_max_length", 10**9), 10**9)))
+    limit = _longest(tokenizer, limit)
     tokens = [torch.tensor([tokenizer(one, truncation=True, max_length=limit)["input_ids"]]) for one in texts]
     rows = [{"input_ids": one, "attention_mask": torch.ones_like(one)} for one in tokens]
     found: dict[str, Tensor] = _joined(rows, int(getattr(tokenizer, "pad_token_id", 0) or 0))
@@ -100,17 +105,23 @@ def _of_texts(model: Any, texts: list[str]) -> dict[str, Tensor]:
         raise InputError(f"inputs[{blank[0]}]: got {texts[blank[0]]!r}, expected some words")
     network = network_of(model)
     known = next((part for part in (model, network) if callable(getattr(part, "tokenizer", None))), None)
+    source = _source(network)
     if known is not None:
         tokenizer = known.tokenizer
     else:
-        source = _source(network)
         if not source:
             raise InputError(
                 f"inputs: got texts for {type(network).__name__}, whose tokenizer is not known, expected tensors; call "
                 "the tokenizer: tokenizer(texts, padding=True, return_tensors='pt')"
             )
         tokenizer = tokenizer_of("inputs", source, ", or give tensors")
-    made = padded(tokenizer, texts, min(positions(network), int(getattr(network, "max_seq_length", 0) or 10**9)))
+    limit = _longest(tokenizer, min(positions(network), int(getattr(network, "max_seq_length", 0) or 10**9)))
+    owner = source or type(network).__name__
+    counts = [len(encoded(f"inputs[{i}]", tokenizer, owner, one)["input_ids"]) for i, one in enumerate(texts)]
+    if cut := sum(count > limit for count in counts):
+        warn_caller(f"inputs: got {cut} text(s) of up to {max(counts)} tokens, more than the {limit} positions of the "
+                    f"model; the first {limit} of each are used")  # fmt: skip
+    made = padded(tokenizer, texts, limit)
     if takes_a_mapping(network, made):
         return made
     if not takes(network, "input_ids"):

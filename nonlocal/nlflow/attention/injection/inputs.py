@@ -55,24 +55,7 @@ def text_inputs(model: nn.Module, source: str | os.PathLike[str], text: Any) -> 
         raise InputError(f"text: got {text!r}, expected some words")
     tokenizer = tokenizer_of("text", source, ", or give tokens")
     most = min(positions(model), int(min(tokenizer.model_max_length, 10**9)))
-    with warnings.catch_warnings():
-        # The tokenizer itself warns of a long text, through its log. The warning is below.
-        warnings.simplefilter("ignore")
-        try:
-            whole = tokenizer(text, truncation=False, padding=False, verbose=False)
-        except Exception as error:  # the tokenizers of Rust raise nothing more specific
-            unknown = sorted(set(text) - {character for token in tokenizer.get_vocab() for character in token})
-            what = f"{len(unknown)} character(s), such as {unknown[0]!r}," if unknown else "a text"
-            raise InputError(
-                f"text: got {what} that the tokenizer of {source} does not know ({error}), expected words of its "
-                "vocabulary alone; leave others out"
-            ) from error
-        bare = tokenizer(text, truncation=False, padding=False, verbose=False, add_special_tokens=False)["input_ids"]
-    if all(token == tokenizer.unk_token_id for token in bare):
-        raise InputError(
-            f"text: got a text of which the tokenizer of {source} knows no word, expected words of its vocabulary; "
-            "save the model's own there with tokenizer.save_pretrained, or give tokens"
-        )
+    whole = encoded("text", tokenizer, source, text)
     count = len(whole["input_ids"])
     if count > most:
         warn_caller(
@@ -84,6 +67,29 @@ def text_inputs(model: nn.Module, source: str | os.PathLike[str], text: Any) -> 
         for name in ("input_ids", "attention_mask", "token_type_ids")
         if name in whole and takes(model, name)
     }
+
+
+def encoded(name: str, tokenizer: Any, source: object, text: str) -> Any:
+    """Return all tokens of a text as a mapping; refuse one that the tokenizer does not know."""
+    with warnings.catch_warnings():
+        # The tokenizer itself warns of a long text, through its log. The warning is below.
+        warnings.simplefilter("ignore")
+        try:
+            whole = tokenizer(text, truncation=False, padding=False, verbose=False)
+        except Exception as error:  # the tokenizers of Rust raise nothing more specific
+            unknown = sorted(set(text) - {character for token in tokenizer.get_vocab() for character in token})
+            what = f"{len(unknown)} character(s), such as {unknown[0]!r}," if unknown else "a text"
+            raise InputError(
+                f"{name}: got {what} that the tokenizer of {source} does not know ({error}), expected words of its "
+                "vocabulary alone; leave others out"
+            ) from error
+        bare = tokenizer(text, truncation=False, padding=False, verbose=False, add_special_tokens=False)["input_ids"]
+    if all(token == getattr(tokenizer, "unk_token_id", None) for token in bare):
+        raise InputError(
+            f"{name}: got a text of which the tokenizer of {source} knows no word, expected words of its vocabulary; "
+            "save the model's own there with tokenizer.save_pretrained, or give tokens"
+        )
+    return whole
 
 
 def tokenizer_of(name: str, source: str | os.PathLike[str], otherwise: str) -> Any:

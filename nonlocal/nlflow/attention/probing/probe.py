@@ -76,7 +76,7 @@ def probe(
     Warns
     -----
     NlflowWarning
-        For modules that are left out, and layers in which it is not known what attention adds.
+        For modules that are left out, layers in which it is not known what attention adds, and texts that are cut off.
 
     Notes
     -----
