@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from nlflow.errors import FileFormatError, InputError, NlflowWarning
@@ -506,6 +507,11 @@ def test_capped_logits_are_in_the_probe_and_its_heads() -> None:
         torch.testing.assert_close(layer.matrices, expected, rtol=0, atol=1e-6)
         torch.testing.assert_close(torch.from_numpy(layer.head(1, 1).matrix).float(), expected[1, 1], rtol=0, atol=1e-5)
     assert max(float((layer.q * layer.scaling).norm(dim=-1).max()) for layer in trace) > 5
+    head = trace[1].head(1, 1)
+    for q, k in ((head.k, head.k), (head.q, head.k[::-1].copy())):  # of other queries and keys too
+        logits = np.where(np.tri(head.tokens, dtype=bool), 0.5 * np.tanh(head.scaling * q @ k.T / 0.5), -np.inf)
+        weights = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+        np.testing.assert_allclose(head.along(q, k).average(head.v), weights @ head.v, rtol=1e-12)
 
 
 def test_deformable_attention_is_left_alone() -> None:

@@ -21,7 +21,7 @@ from nlflow.attention.injection.attach import REGISTERED
 from nlflow.attention.injection.blocks import INTERFACE, Block, own_eager, transformers_library
 from nlflow.attention.injection.forward import scaling_of
 from nlflow.attention.probing.branches import Seen, own
-from nlflow.attention.terms.averages import FUSED, causal_mask, repeated
+from nlflow.attention.terms.averages import FUSED, capped, causal_mask, repeated
 from nlflow.attention.threads import held, replaced, tracing
 from nlflow.errors import InputError
 
@@ -312,10 +312,6 @@ def _check_average(name: str, taken: Taken, output: Tensor) -> None:
             f"softcap, sinks and position bias (off by {off:.2g} of its largest value); expected such; pass take=, a "
             "function that returns Taken(q, k, v) for it"
         )
-
-
-def capped(logits: Tensor, softcap: float | None) -> Tensor:
-    return logits if softcap is None else torch.tanh(logits / softcap) * softcap
 
 
 def kept_by_tokens(logits: Tensor, sink: Tensor) -> Tensor:

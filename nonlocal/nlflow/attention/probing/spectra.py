@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -191,7 +191,7 @@ def _other_keys(head: Head, order: NDArray[np.int64], matrix: Floats) -> Floats:
     if head.bias is None and head.mask is None:
         return matrix[:, order]
     try:
-        return np.asarray(Head(head.q, head.k[order], head.v, head.scaling, head.bias, head.kernel, head.mask).matrix)
+        return np.asarray(replace(head, k=head.k[order]).matrix)
     except NlflowError:
         return np.full_like(matrix, np.nan)
 

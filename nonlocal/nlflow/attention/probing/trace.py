@@ -20,7 +20,7 @@ from torch import Tensor
 from nlflow._array import to_numpy, underflowing
 from nlflow.affinities import Affinity, affinity, from_matrix
 from nlflow.attention.probing.columns import COLUMNS, measures, write_columns
-from nlflow.attention.terms.averages import log_affinity, seen
+from nlflow.attention.terms.averages import capped, log_affinity, seen
 from nlflow.backends.progress import bar
 from nlflow.domains import Points
 from nlflow.domains.mask import Mask, Sight
@@ -55,6 +55,8 @@ class Head:
         One of `nlflow.attention.terms.averages.AFFINITIES`.
     mask : Mask, optional
         In place of `bias`, where visibility is a rule.
+    softcap : float, optional
+        c of the logits c tanh(l / c).
     """
 
     q: Floats
@@ -64,6 +66,7 @@ class Head:
     bias: Floats | None = None
     kernel: str = "softmax"
     mask: Mask | None = None
+    softcap: float | None = None
 
     def __post_init__(self) -> None:
         if self.mask is not None and self.bias is not None:
@@ -98,7 +101,8 @@ class Head:
             # Masked sums without a matrix exist for tensors only.
             features, other = (None if part is None else torch.from_numpy(part) for part in (k, queries))
             return _OnHost(affinity(kernel, nodes, features, queries=other, method="tiled", mask=self.mask))
-        logarithms = log_affinity(torch.from_numpy(q), torch.from_numpy(k), self.kernel, self.scaling).numpy()
+        both = torch.from_numpy(q), torch.from_numpy(k)
+        logarithms = capped(log_affinity(*both, self.kernel, self.scaling), self.softcap).numpy()
         if self.mask is not None:
             logarithms = Sight(self.mask, (), len(k), k).applied(logarithms, slice(None))
         logarithms = logarithms if self.bias is None else logarithms + self.bias
@@ -108,9 +112,11 @@ class Head:
 
     def _kernel(self, same: bool) -> Kernel | None:
         """Return k as a kernel of the package, if it is one; `same` says whether queries are the keys."""
-        if self.bias is None and self.kernel in ("softmax", "symmetric"):
+        if self.bias is not None or self.softcap is not None:
+            return None
+        if self.kernel in ("softmax", "symmetric"):
             return ExpDotProduct(scale=self.scaling)
-        if self.bias is None and self.kernel == "gaussian" and same and self.scaling > 0:
+        if self.kernel == "gaussian" and same and self.scaling > 0:
             return Gaussian(width=self.scaling**-0.5)
         return None
 
@@ -327,14 +333,7 @@ class Layer:
         if self.mask is not None:
             mask = self.mask.expand(self.items, self.heads, len(inside), len(inside))[b, h]
             rule, bias = rule_or_bias(mask if bool(inside.all()) else mask[inside][:, inside])
-        if self.softcap is not None:  # capped logits are logits with a bias of their own
-            logits = self.scaling * (q @ k.T)
-            less = self.softcap * np.tanh(logits / self.softcap) - logits
-            if rule is not None and self.mask is not None:  # a rule cannot stand beside a bias
-                shown = seen(self.mask.expand(self.items, self.heads, len(inside), len(inside))[b, h])
-                bias, rule = np.where(shown[inside][:, inside].cpu().numpy(), 0.0, -np.inf), None
-            bias = less if bias is None else bias + less
-        return Head(q, k, v, self.scaling, bias, self.kernel, rule)
+        return Head(q, k, v, self.scaling, bias, self.kernel, rule, self.softcap)
 
 
 @underflowing

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from nlflow.attention.probing.recording import capped, kept_by_tokens
+from nlflow.attention.probing.recording import kept_by_tokens
 from nlflow.attention.probing.trace import Layer
-from nlflow.attention.terms.averages import log_affinity, seen
+from nlflow.attention.terms.averages import capped, log_affinity, seen
 from nlflow.attention.terms.neutreno import wide
 
 Place = tuple[slice, slice]

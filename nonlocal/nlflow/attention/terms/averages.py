@@ -59,6 +59,10 @@ def log_affinity(query: Tensor, key: Tensor, affinity: str, scaling: float) -> T
     raise InputError(f"affinity: got {affinity!r}, expected one of {', '.join(map(repr, AFFINITIES))}")
 
 
+def capped(logits: Tensor, softcap: float | None) -> Tensor:
+    return logits if softcap is None else torch.tanh(logits / softcap) * softcap
+
+
 def average(
     query: Tensor,
     key: Tensor,
