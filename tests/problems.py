@@ -141,6 +141,20 @@ def unchecked(integrator: Integrator) -> Integrator:
     return result(**vars(integrator))
 
 
+def stop_after(steps: int, how: str = "Ctrl-C") -> nl.Callback:
+    """Return a tracker that ends the run after so many steps."""
+    calls = iter(range(10**6))
+
+    def end(*_: Any) -> bool:
+        if next(calls) < steps:
+            return False
+        if how == "Ctrl-C":
+            raise KeyboardInterrupt
+        return True
+
+    return nl.Callback(end)
+
+
 def torch_on_one_thread() -> Any:
     """Return torch, without the threads that tensors of a few dozen numbers only wait for; skip where it is missing."""
     torch = pytest.importorskip("torch", reason="torch is optional")

@@ -11,7 +11,7 @@ import numpy as np
 from nlflow.affinities import affinity
 from nlflow.denoising import denoise
 from nlflow.denoising.columns import each_item
-from nlflow.denoising.labelled import letter_of
+from nlflow.denoising.labelled import letter_of, listed
 from nlflow.denoising.large import denoise_array
 from nlflow.denoising.options import Options
 from nlflow.domains import Grid
@@ -227,10 +227,10 @@ class Accessor:
         """
         axes = self._axes(dims, channel_dim)
         if axes.items:
-            raise InputError(f"dims: got an array with {_listed(axes.items)} besides {_listed(axes.image)}, expected "
+            raise InputError(f"dims: got an array with {listed(axes.items)} besides {listed(axes.image)}, expected "
                              "no other dimensions; select one image with isel()")  # fmt: skip
         if taken := {"t", "u", "energy"} & {*axes.all, *self._array.coords}:
-            raise InputError(f"dims: got {_listed(sorted(taken))}, which the result has for itself; rename() it, or "
+            raise InputError(f"dims: got {listed(sorted(taken))}, which the result has for itself; rename() it, or "
                              "drop_vars() a coordinate")  # fmt: skip
         if "t_eval" in options:
             raise InputError("t_eval: got it beside t, which says the same; leave it out")
@@ -254,7 +254,7 @@ class Accessor:
     def _axes(self, dims: Any, channel_dim: Any) -> _Axes:
         there = tuple(self._array.dims)
         if channel_dim is not None and channel_dim not in there:
-            raise InputError(f"channel_dim: got {channel_dim!r}, expected one of {_listed(there)}")
+            raise InputError(f"channel_dim: got {channel_dim!r}, expected one of {listed(there)}")
         found = self._found(there, channel_dim) if dims is None else self._told(there, dims, channel_dim)
         image = found.image
         time = [name for name in image if letter_of(self._array, name) == "T"]
@@ -267,7 +267,7 @@ class Accessor:
         named = (dims,) if isinstance(dims, str) else tuple(dims) if isinstance(dims, Sequence) else ()
         if not 1 <= len(named) <= 3 or len(set(named)) < len(named) or channel_dim in named or set(named) - set(there):
             raise InputError(f"dims: got {dims!r}, expected one to three different dimensions of an image out of "
-                             f"{_listed(name for name in there if name != channel_dim)}")  # fmt: skip
+                             f"{listed(name for name in there if name != channel_dim)}")  # fmt: skip
         items = tuple(name for name in there if name not in (*named, channel_dim))
         return _Axes(items, tuple(name for name in there if name in named), "ZYX"[-len(named) :], channel_dim)
 
@@ -280,7 +280,7 @@ class Accessor:
         known = [letters[name] for name in rest]
         if len(rest) > 1 and (not set(known) <= set("XYZ") or len(set(known)) < len(known)):
             raise InputError(
-                f"dims: got an array with {_listed(rest)}, of which it is not known which are those of an image; give "
+                f"dims: got an array with {listed(rest)}, of which it is not known which are those of an image; give "
                 f"them, such as dims={rest[-2:]!r}, and the others are denoised one by one"
                 + (", or of a clip with time" if "T" in known else "")
             )
@@ -295,7 +295,7 @@ class Accessor:
             return tuple(self._step(name) for name in image)
         if not isinstance(given, Mapping) or set(given) - set(image):
             raise InputError(f"spacing: got {given!r}, expected 'coordinates', or numbers by the names of "
-                             f"{_listed(image)}")  # fmt: skip
+                             f"{listed(image)}")  # fmt: skip
         return tuple(given.get(name, 1.0) for name in image)
 
     def _step(self, name: str) -> float:
@@ -346,10 +346,10 @@ def _own(name: str, value: Any, given: Any, axes: _Axes) -> Callable[[tuple[int,
     if not isinstance(value, xarray.DataArray):
         if np.ndim(value) > (name == "sigma"):
             raise InputError(f"{name}: got an array whose dimensions have no names, expected a DataArray over some of "
-                             f"{_listed(given.dims)}")  # fmt: skip
+                             f"{listed(given.dims)}")  # fmt: skip
         return lambda index: value
     if extra := [str(one) for one in value.dims if one not in given.dims]:
-        raise InputError(f"{name}: got dimension {_listed(extra)}, expected some of {_listed(given.dims)}")
+        raise InputError(f"{name}: got dimension {listed(extra)}, expected some of {listed(given.dims)}")
     try:
         xarray.align(given, value, join="exact")
     except ValueError as error:
@@ -360,7 +360,3 @@ def _own(name: str, value: Any, given: Any, axes: _Axes) -> Callable[[tuple[int,
         value = value.transpose(*items, *axes.image, ...)
     array, places = value.transpose(*items, ...).to_numpy(), [axes.items.index(one) for one in items]
     return lambda index: array[tuple(index[place] for place in places)]
-
-
-def _listed(names: Any) -> str:
-    return ", ".join(map(repr, map(str, names)))

@@ -23,7 +23,7 @@ import nlflow as nl
 from benchmarks.resident import traced
 from nlflow.errors import FileFormatError, InputError
 from nlflow.store.series import base as series_base
-from tests.problems import Floats
+from tests.problems import Floats, stop_after
 
 EULER = nl.ExplicitEuler(0.25)
 PLANE = nl.Grid((6, 5), spacing=(0.5, 0.25), boundary="periodic")
@@ -165,16 +165,6 @@ def test_vtk_itself_reads_it(tmp_path: Path) -> None:
 # --- resuming --------------------------------------------------------------------------------------------------------
 
 
-def end_after(looks: int) -> nl.Callback:
-    calls = iter(range(10**6))
-
-    def end(*_: Any) -> None:
-        if next(calls) == looks:
-            raise KeyboardInterrupt
-
-    return nl.Callback(end)
-
-
 @pytest.mark.parametrize(
     ("form", "when"),
     [
@@ -195,16 +185,16 @@ def test_a_resumed_run_goes_on_with_the_file(form: str, when: dict[str, Any], tm
     run(tmp_path / f"whole.{form}")
     path, checkpoint = tmp_path / f"part.{form}", tmp_path / "checkpoint"
     for looks in (5, 1, 4):
-        run(path, end_after(looks), nl.Checkpoint(checkpoint), resume=True)
+        run(path, stop_after(looks), nl.Checkpoint(checkpoint), resume=True)
         t, _, _ = read(path)
         assert np.array_equal(t, read(tmp_path / f"whole.{form}")[0][: len(t)])
     # As after a kill: the checkpoint is older than the file.
     shutil.copy(checkpoint, tmp_path / "old")
-    run(path, end_after(2), nl.Checkpoint(checkpoint), resume=True)
+    run(path, stop_after(2), nl.Checkpoint(checkpoint), resume=True)
     longer = len(read(path)[0])
     shutil.copy(tmp_path / "old", checkpoint)
     cut = nl.solve(
-        flow, u, t=3.0, integrator=EULER, resume=checkpoint, trackers=[nl.Frames(path, **when), end_after(0)]
+        flow, u, t=3.0, integrator=EULER, resume=checkpoint, trackers=[nl.Frames(path, **when), stop_after(0)]
     )
     assert len(read(path)[0]) == int(cut.records["frames"]["count"][0]) < longer
     run(path, nl.Checkpoint(checkpoint), resume=True)
@@ -245,7 +235,7 @@ def test_files_of_others_are_refused_by_name(form: str, tmp_path: Path) -> None:
     before = read(path)
     with pytest.raises(InputError, match=r"^path: got .*which would be lost; expected a new name"):
         run(flow)
-    nl.solve(flow, u, t=1.0, integrator=EULER, trackers=[nl.Frames(tmp_path / f"a.{form}"), end_after(2),
+    nl.solve(flow, u, t=1.0, integrator=EULER, trackers=[nl.Frames(tmp_path / f"a.{form}"), stop_after(2),
              nl.Checkpoint(checkpoint)])  # fmt: skip
     with pytest.raises(FileFormatError, match=r"belongs to another run than the checkpoint"):
         run(flow, resume=checkpoint)
@@ -273,7 +263,7 @@ def test_missing_frames_are_named(form: str, tmp_path: Path) -> None:
     path, (flow, u) = tmp_path / f"run.{form}", flow_on(PLANE)
     for looks in (2, 4):
         nl.solve(flow, u, t=2.0, integrator=EULER,
-                 trackers=[nl.Frames(path), end_after(looks), nl.Checkpoint(tmp_path / f"c{looks}")])  # fmt: skip
+                 trackers=[nl.Frames(path), stop_after(looks), nl.Checkpoint(tmp_path / f"c{looks}")])  # fmt: skip
         if looks == 2:
             kept = tmp_path / "kept"
             shutil.copytree(tmp_path, kept)
@@ -297,7 +287,7 @@ def test_damaged_files_are_refused_by_name(form: str, part: str, tmp_path: Path)
     kept = tmp_path / "kept"
     kept.mkdir()
     nl.solve(flow, u, t=1.0, integrator=EULER,
-             trackers=[nl.Frames(kept / f"run.{form}"), end_after(2), nl.Checkpoint(tmp_path / "c")])  # fmt: skip
+             trackers=[nl.Frames(kept / f"run.{form}"), stop_after(2), nl.Checkpoint(tmp_path / "c")])  # fmt: skip
     content, rng, refused = (kept / part).read_bytes(), np.random.default_rng(0), 0
     named = 0
     for number in range(30):

@@ -22,7 +22,7 @@ from nlflow.flows.integrators import Integrator
 from nlflow.flows.trackers import Tracker
 from nlflow.store.storage import load_archive
 from tests.covering import pairs
-from tests.problems import Floats, problem, torch_on_one_thread, unchecked
+from tests.problems import Floats, problem, stop_after, torch_on_one_thread, unchecked
 
 U = np.random.default_rng(8).standard_normal((20, 2))
 EPS = float(np.finfo(float).eps)
@@ -48,20 +48,6 @@ RUNS: dict[str, tuple[Callable[[], Flow], Callable[[], Integrator]]] = {
     "evolving, Runge-Kutta": (evolving, lambda: nl.RungeKutta(1e-6, 1e-9, dt=2.0)),
     "evolving at every step": (lambda: evolving(1), lambda: nl.SemiImplicit(0.25)),
 }
-
-
-def stop_after(steps: int, how: str) -> nl.Callback:
-    """Return a tracker that ends the run after so many steps."""
-    calls = iter(range(10**6))
-
-    def end(t: float, u: Floats, flow: Flow) -> bool:
-        if next(calls) < steps:
-            return False
-        if how == "Ctrl-C":
-            raise KeyboardInterrupt
-        return True
-
-    return nl.Callback(end)
 
 
 def same_solution(one: nl.Solution, two: nl.Solution) -> None:

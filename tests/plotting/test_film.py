@@ -16,7 +16,7 @@ from PIL import Image
 import nlflow as nl
 from nlflow.errors import FileFormatError, InputError
 from nlflow.plotting.scene import Scene
-from tests.problems import Floats
+from tests.problems import Floats, stop_after
 
 EULER = nl.ExplicitEuler(0.25)
 PLANE = nl.Grid((6, 5), boundary="periodic")
@@ -130,16 +130,6 @@ def test_slices_are_the_middle_ones() -> None:
         assert (scene.pixels(v, 0.0) != plain).any() == seen
 
 
-def interrupt_after(looks: int) -> nl.Callback:
-    calls = iter(range(10**6))
-
-    def end(*_: Any) -> None:
-        if next(calls) == looks:
-            raise KeyboardInterrupt
-
-    return nl.Callback(end)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("when", [{"every": 2}, {"interval": 0.6}], ids=["steps", "times"])
 @pytest.mark.sampled(1)
@@ -153,7 +143,7 @@ def test_a_resumed_film_is_that_of_a_whole_run(when: dict[str, Any], tmp_path: P
 
     run(tmp_path / "whole.gif")
     whole = pictures(tmp_path / "whole.gif")
-    run(path, interrupt_after(5), nl.Checkpoint(checkpoint))
+    run(path, stop_after(5), nl.Checkpoint(checkpoint))
     assert 0 < len(pictures(path)) < len(whole)  # what there is so far
     shutil.copytree(frames, tmp_path / "kept")
     run(path, nl.Checkpoint(checkpoint), resume=True)
@@ -184,7 +174,7 @@ def test_films_of_others_and_lost_pictures_are_refused_by_name(tmp_path: Path) -
         run()
     assert path.read_bytes() == b"mine"
     path.unlink()
-    run(interrupt_after(2), nl.Checkpoint(checkpoint))
+    run(stop_after(2), nl.Checkpoint(checkpoint))
     frames = tmp_path / "run.gif.frames"
     path.unlink()
     (frames / "000001.png").unlink()

@@ -51,7 +51,7 @@ def denoised_labelled(
     if kind == "DataFrame":
         dtypes = list(image.dtypes)
         if lost := [name for name, dtype in zip(image.columns, dtypes, strict=True) if not _is_number(dtype)]:
-            raise InputError(f"image: got columns {_listed(lost)} without numbers, expected numbers beside axes; leave "
+            raise InputError(f"image: got columns {listed(lost)} without numbers, expected numbers beside axes; leave "
                              "axes out, or the columns")  # fmt: skip
         values = np.stack([_floats(image.iloc[:, c]) for c in range(len(dtypes))], axis=1)
         result, info = _filled(denoise, values, sigma, options, words)
@@ -75,7 +75,7 @@ def denoised_labelled(
 def _of_dataset(denoise: Callable[..., Any], image: Any, sigma: Any, options: Options, words: dict[str, Any]) -> Any:
     names = [name for name, one in image.data_vars.items() if _is_number(one.dtype) and one.ndim]
     if not names:
-        raise InputError(f"image: got a Dataset of {_listed(image.data_vars)} without numbers, expected some")
+        raise InputError(f"image: got a Dataset of {listed(image.data_vars)} without numbers, expected some")
     found, infos = image.copy(), []
     for name in names:
         level = sigma[name] if isinstance(sigma, Mapping) else sigma
@@ -87,7 +87,7 @@ def _of_dataset(denoise: Callable[..., Any], image: Any, sigma: Any, options: Op
 def _of_table(denoise: Callable[..., Any], image: Any, sigma: Any, options: Options, words: dict[str, Any]) -> Any:
     columns = {c: _floats(image.iloc[:, c]) for c, dtype in enumerate(image.dtypes) if _is_number(dtype)}
     if not columns:
-        raise InputError(f"image: got a DataFrame of columns without numbers ({_listed(image.columns)}), expected at "
+        raise InputError(f"image: got a DataFrame of columns without numbers ({listed(image.columns)}), expected at "
                          "least one of numbers; convert them")  # fmt: skip
     signals = [c for c, values in columns.items() if not is_ruled(values)] or list(columns)
     names = [image.columns[c] for c in signals]
@@ -160,5 +160,5 @@ def _beside(value: Any, dims: Iterable[Any]) -> Any:
     return value.transpose(*[name for name in dims if name in value.dims]).to_numpy()
 
 
-def _listed(names: Any) -> str:
+def listed(names: Any) -> str:
     return ", ".join(map(repr, map(str, names)))

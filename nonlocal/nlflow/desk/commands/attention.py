@@ -413,7 +413,7 @@ def _run_sweep(
         made.save(page)
         told |= {"report": str(page), "answers": made.answers(), "may": made.may(), "may_not": made.may_not()}
     if out is not None:
-        _save_sweep(out, made.tables() if page is not None else {"table": found.rows}, told)
+        save_tables(out, made.tables() if page is not None else {"table": found.rows}, told)
     if as_json:
         print_json(told)
     elif not quiet:
@@ -449,12 +449,10 @@ def _cures(words: list[str] | None) -> Any:
     return found or None
 
 
-def _save_sweep(out: Path, tables: dict[str, list[dict[str, Any]]], told: dict[str, Any]) -> None:
-    from nlflow.store.atomic import make_folder, write_content
+def save_tables(out: Path, tables: dict[str, list[dict[str, Any]]], report: dict[str, Any]) -> None:
     from nlflow.store.encoding import plain
+    from nlflow.studies.result import write_files
     from nlflow.studies.tables import render_csv
 
-    place = make_folder(out)
-    for name, rows in tables.items():
-        write_content(place / f"{name.replace(' ', '-')}.csv", render_csv(rows).encode())
-    write_content(place / "result.json", (json_text(plain(told)) + "\n").encode())
+    files = {f"{name.replace(' ', '-')}.csv": render_csv(rows).encode() for name, rows in tables.items()}
+    write_files(out, {**files, "result.json": (json_text(plain(report)) + "\n").encode()})

@@ -7,7 +7,9 @@ from typing import Any
 
 import typer
 
-from nlflow.desk.terminal import echo, json_text, print_json, say, shows_progress, warnings_kept
+from nlflow.desk.terminal import echo, print_json, say, shows_progress, warnings_kept
+
+_TABLES = {"table": "parts", "spectra": "spectra", "heads": "heads", "groups": "groups", "outliers": "outliers"}
 
 
 def run_why(
@@ -31,7 +33,7 @@ def run_why(
     from nlflow.attention import Adapter, explain, load_model
     from nlflow.attention.probing.columns import SPECTRA
     from nlflow.backends.machine import provenance
-    from nlflow.desk.commands.attention import lines_of, quiet_library
+    from nlflow.desk.commands.attention import lines_of, quiet_library, save_tables
     from nlflow.studies.tables import render_rows
 
     progress = shows_progress(quiet)
@@ -51,7 +53,7 @@ def run_why(
         "outliers": found.outlier_rows(), "warnings": warned, "provenance": provenance(),
     }  # fmt: skip
     if out is not None:
-        _save(out, report)
+        save_tables(out, {name: report[key] for name, key in _TABLES.items()}, report)
     if as_json:
         print_json(report)
     elif not quiet:
@@ -114,15 +116,3 @@ def _printed(found: Any) -> list[dict[str, Any]]:
         {name: value for name, value in row.items() if not name.endswith("_se") and name != "measure"}
         for row in found.rows("cosine")
     ]
-
-
-def _save(out: Path, report: dict[str, Any]) -> None:
-    from nlflow.store.atomic import make_folder, write_content
-    from nlflow.store.encoding import plain
-    from nlflow.studies.tables import render_csv
-
-    place = make_folder(out)
-    tables = {"table": "parts", "spectra": "spectra", "heads": "heads", "groups": "groups", "outliers": "outliers"}
-    for name, key in tables.items():
-        write_content(place / f"{name}.csv", render_csv(report[key]).encode())
-    write_content(place / "result.json", (json_text(plain(report)) + "\n").encode())
