@@ -315,6 +315,12 @@ def test_a_sigma_that_is_none_is_refused_as_it_was_given(sigma: Any, strength: f
         denoise(np.eye(8), sigma, strength=strength)
 
 
+@pytest.mark.parametrize("sigma", [10.0, [10.0, 1.0]])
+def test_a_strength_with_which_sigma_overflows_is_named(sigma: Any):
+    with pytest.raises(InputError, match=r"^strength: got 1e\+308, with which sigma overflows; give a smaller one"):
+        denoise(np.ones((8, 8, np.size(sigma))), sigma, strength=1e308, channel_axis=-1)
+
+
 @pytest.mark.parametrize("sigma", [0.1, [0.1, 0.02]])
 def test_a_sigma_for_values_from_0_to_1_is_doubted_for_integers(sigma: Any):
     """Other functions of scikit-image convert integers first, and take sigma on the scale from 0 to 1."""

@@ -219,11 +219,28 @@ def test_options_without_effect_are_refused_by_name(
     assert not [path for path in tmp_path.iterdir() if path.name.startswith("out")]
 
 
+@pytest.mark.parametrize(
+    ("words", "before"),
+    [
+        (["denoise", "", "out"], "denoise"),
+        (["denoise", "in.png", ""], "in.png"),
+        (["denoise", "in.png", "out.png", "--mask", ""], "--mask"),
+        (["denoise", "in.png", "out.png", "--mask="], "--mask"),
+        (["noise", ""], "noise"),
+        (["explore", ""], "explore"),
+    ],
+)
+def test_an_empty_word_is_no_name_of_the_working_folder(folder: Path, words: list[str], before: str) -> None:
+    told = " ".join(run(*words, code=2).stderr.split())
+    assert f"got an empty word after '{before}', expected a name or a value; a variable of the shell may be" in told
+
+
 def test_what_is_no_command_is_answered_with_the_one_that_is_meant(folder: Path) -> None:
     Path("in.png").write_bytes(b"")
     for words, meant in (
         (("denoize", "in.png"), "; did you mean denoise?\n"),
         (("in.png", "out.png", "--verbose"), "; say nonlocal denoise in.png out.png\n"),
+        (("",), "validate, info\n"),
         (("gone",), "got 'gone', expected a command: denoise, noise, demo, study, attention, explore, cite, validate, "
                     "info\n"),
     ):  # fmt: skip

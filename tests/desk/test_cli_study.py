@@ -169,6 +169,7 @@ def test_usage() -> None:
     assert "space-order" in run("--help").stdout
     assert "nonlocal study mixing --kernel tophat:radius=0.2" in run("--help-all").stdout
     assert "is not one of" in run("speed", code=2).stderr
+    assert "'--seed': Input should be greater than or equal to 0" in run("mixing", "--seed", "-1", code=2).stderr
 
 
 @pytest.mark.slow

@@ -20,7 +20,7 @@ from nlflow.denoising.noise.spectra import levels_for, levels_within
 from nlflow.denoising.options import Options
 from nlflow.denoising.residual import REACH, with_peaks
 from nlflow.denoising.runs import Run, Trail, Watch, select, within
-from nlflow.denoising.sigmas import LEAST_VARIANCE, check_sigma, levels_in, of_channels
+from nlflow.denoising.sigmas import LEAST_VARIANCE, check_sigma, levels_in, of_channels, strengthened
 from nlflow.domains.samples import by_rows, exact_means, range_of, variance_of, varying
 from nlflow.errors import InputError, warn_caller
 
@@ -328,7 +328,7 @@ def observe(
         elif rest is not None:
             sigma = rest.sigma
         elif sigma is not None and options.strength != 1:
-            sigma = np.asarray(sigma) * options.strength
+            sigma = strengthened(sigma, options.strength)
         frame, f = _white(frame, signal, sigma, trail)
     if isinstance(given, str) and given == "auto" and asked is None and not frame.idle and frame.flow is not None:
         _check_count(frame, f)

@@ -38,6 +38,14 @@ def numbers_of(sigma: Any, spatial: tuple[int, ...], channels: int, named: bool,
     return None
 
 
+def strengthened(sigma: Any, strength: float) -> Array:
+    with np.errstate(over="ignore"):
+        levels = np.asarray(sigma) * strength
+    if not np.isfinite(levels).all():
+        raise InputError(f"strength: got {strength:g}, with which sigma overflows; give a smaller one")
+    return levels
+
+
 def _check_levels(levels: Array) -> None:
     if levels.min() < 0:
         raise InputError(f"sigma: got {levels.min():g}, expected values >= 0, {_HINT}")

@@ -37,7 +37,7 @@ from nlflow.denoising.patches import Grouping, TensorFilter
 from nlflow.denoising.patches.lattice import three
 from nlflow.denoising.residual import figures_of, milder
 from nlflow.denoising.runs import EPSILON, Trail, Watch, telling, unrolled, within
-from nlflow.denoising.sigmas import LEAST_VARIANCE, numbers_of
+from nlflow.denoising.sigmas import LEAST_VARIANCE, numbers_of, strengthened
 from nlflow.errors import InputError, check_array, check_memory, check_tensor, warn_caller
 
 Denoise = Callable[..., Any]
@@ -333,7 +333,7 @@ def frames_of(items: Tensor, noisy: Noisy, axes: Axes, quality: str, options: Op
     numbers = numbers_of(sigma, axes.spatial, items.shape[-1], axes.channel is not None, len(items))
     maps = None
     if numbers is not None:
-        numbers = numbers * options.strength
+        numbers = strengthened(numbers, options.strength)
     elif is_tensor(sigma):
         maps = axes.spread("sigma", check_array("sigma", sigma).double()) * options.strength
         if float(maps.min()) < 0:

@@ -360,6 +360,8 @@ def check_target(path: str | os.PathLike[str]) -> None:
         raise file_error(path, "no regular file", expected, "choose another name")
     folder = Path(os.path.realpath(path)).parent
     if not folder.is_dir():
+        if folder.exists():
+            raise file_error(path, f"{folder}, a file, as the folder", expected, "choose another folder")
         raise file_error(path, f"the folder {folder}, which does not exist", expected, "create it first")
     if not os.access(folder, os.W_OK | os.X_OK):
         raise file_error(path, f"the folder {folder} without write permission", expected, "choose another folder")

@@ -19,7 +19,11 @@ from typing import Any
 from nlflow.backends.progress import bar
 
 PAUSE = 30  # seconds between lines of progress
-_REMEDIES = {errno.EMFILE: "; allow more open files, as with ulimit -n 256", errno.ENOSPC: "; free some space"}
+_REMEDIES = {
+    errno.EMFILE: "; allow more open files, as with ulimit -n 256",
+    errno.ENOSPC: "; free some space",
+    errno.ENAMETOOLONG: "; choose a shorter name",
+}
 
 
 # What messages of the library advise, as the shell says it.
@@ -89,14 +93,15 @@ def close_stdout() -> None:
 
 def mendable(error: Exception) -> str | None:
     """Return the message of an error that a user can mend in one line, and None for any other."""
-    from nlflow.errors import NlflowError, visible
+    from nlflow.errors import NlflowError, shortened, visible
 
     if not isinstance(error, NlflowError | OSError | MemoryError):
         return None
     remedy = _REMEDIES.get(error.errno or 0, "") if isinstance(error, OSError) else ""
-    return (
-        visible(" ".join(str(error).splitlines()) + remedy) or "out of memory; crop the input or close other programs"
-    )
+    told = str(error)
+    if isinstance(error, OSError) and error.filename is not None and error.strerror:
+        told = f"{shortened(error.filename)}: {error.strerror}"
+    return visible(" ".join(told.splitlines()) + remedy) or "out of memory; crop the input or close other programs"
 
 
 def print_table(rows: list[tuple[str, str]], *, err: bool = False) -> None:

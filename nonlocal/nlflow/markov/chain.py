@@ -249,7 +249,8 @@ class MarkovChain(Transitions):
         NlflowWarning
             For a target that no node outside of all targets moves to.
         """
-        if not isinstance(targets, Mapping | Sequence | np.ndarray) or getattr(targets, "ndim", 1) == 0:
+        given: Any = targets
+        if not isinstance(given, Mapping | Sequence | np.ndarray) or getattr(given, "ndim", 1) == 0:
             raise InputError(
                 f"targets: got {type(targets).__name__}, expected a mapping of names to nodes, or a sequence of nodes; "
                 "for labels pass {name: labels == name, ...}, and put a single target in a list"

@@ -86,6 +86,7 @@ class _Command(TyperCommand):
     sections: Callable[[], list[Section]] = list  # of the whole help
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        _check_filled(ctx, args)
         try:
             known = {name for param in self.params for name in param.opts}
             words, ctx.meta["former"] = renewed(args, known)
@@ -125,6 +126,17 @@ class _Command(TyperCommand):
         for title, rows in type(self).sections():
             with formatter.section(title):
                 formatter.write_dl(rows)
+
+
+def _check_filled(ctx: Any, words: list[str]) -> None:
+    """Refuse an empty word, which as a name of a file would be the working folder."""
+    for before, word in zip([ctx.info_name, *words], words, strict=False):
+        option = word.startswith("--") and word.endswith("=")
+        if not word or option:
+            raise typer.BadParameter(
+                f"got an empty word after {word.removesuffix('=') if option else before!r}, expected a name or a value; "
+                "a variable of the shell may be empty", ctx
+            )  # fmt: skip
 
 
 def _show_all(ctx: Any, _: Any, wanted: bool) -> None:
@@ -189,7 +201,9 @@ class _Commands(TyperGroup):
 
             near = get_close_matches(args[0], _COMMANDS, 1)
             meant = f"; did you mean {near[0]}?" if near else ""
-            meant = f"; say {command('nonlocal', 'denoise', *args[:2])}" if Path(args[0]).exists() else meant
+            meant = (
+                f"; say {command('nonlocal', 'denoise', *args[:2])}" if args[0] and Path(args[0]).exists() else meant
+            )
             error.message = f"got {visible(args[0])!r}, expected a command: {', '.join(_COMMANDS)}{meant}"
             raise
 

@@ -122,7 +122,7 @@ def study(
     seeds: Annotated[
         int | None, typer.Option(metavar="COUNT", help="Draws for each N, of a sample size [default: 200].")
     ] = None,
-    seed: Annotated[int, typer.Option(metavar="NUMBER", help="Seed of everything random.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, metavar="NUMBER", help="Seed of everything random.")] = 0,
     queries: Annotated[Path | None, typer.Option(metavar="FILE", help="Queries of tokens (.npy).")] = None,
     keys: Annotated[Path | None, typer.Option(metavar="FILE", help="Keys of tokens (.npy).")] = None,
     values: Annotated[Path | None, typer.Option(metavar="FILE", help="Values of tokens (.npy).")] = None,
