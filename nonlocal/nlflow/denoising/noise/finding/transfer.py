@@ -190,7 +190,7 @@ def magnitudes_of(found: PhotonTransfer) -> tuple[Magnitudes, bool] | None:
     low, high, count = OfMagnitudes.strengths
     counted = found.gain * means + found.intercept
     largest = float(min(variances.max(), counted.max()))  # structure lies above the line
-    strengths = math.sqrt(largest) * np.linspace(low, high, count)
+    strengths = np.geomspace(low * math.sqrt(float(variances.min())), high * math.sqrt(largest), count)
     without = np.linspace(0, OfMagnitudes.far, 10 * int(OfMagnitudes.far) + 1)
     tried = []
     for coils in OfMagnitudes.coils:
