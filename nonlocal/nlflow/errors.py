@@ -195,6 +195,16 @@ def _shown(value: object) -> str:
     return shortened(repr(value), 60)
 
 
+def kind_of(value: object) -> str:
+    """Return the name of the type of a value; of a class, given where an instance is expected, its own."""
+    return f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__
+
+
+def is_function(value: object) -> bool:
+    """Tell whether a value can be called; a class is none, as it makes something of what it is called with."""
+    return callable(value) and not isinstance(value, type)
+
+
 def install_command(extra: str) -> str:
     """Return the command that installs what an extra needs for this Python."""
     return command(sys.executable or "python", "-m", "pip", "install", f"nlflow[{extra}]")
@@ -390,14 +400,14 @@ def check_array(
             raise InputError(f"{name}: got complex values ({array.dtype}), expected real ones; pass .real or abs()")
         if array.dtype.kind not in "biuf":
             raise InputError(f"{name}: got dtype {array.dtype}, expected a real numeric array{tail}")
+        if not array.dtype.isnative:
+            array = array.astype(array.dtype.newbyteorder("="))
         if array.dtype.kind in "biu":
             array = array.astype(np.float64)
         elif array.dtype == np.float16:
             array = array.astype(np.float32)
         elif array.dtype.itemsize > 8:
             array = array.astype(np.float64)
-        if not array.dtype.isnative:
-            array = array.astype(array.dtype.newbyteorder("="))
     elif not array.is_floating_point():
         raise InputError(f"{name}: got a torch tensor of dtype {array.dtype}, expected a floating-point one{tail}")
     elif array.element_size() < 4:
@@ -436,7 +446,7 @@ def check_numpy(
     """Return what `check_array` does, but for tensors."""
     array = check_array(name, value, **options)
     if not isinstance(array, np.ndarray):
-        raise InputError(f"{name}: got {type(array).__name__}, expected a NumPy array{remedy}")
+        raise InputError(f"{name}: got {kind_of(array)}, expected a NumPy array{remedy}")
     return array
 
 
@@ -509,6 +519,7 @@ def _first(wrong: Any) -> str:
 
 
 def format_bytes(count: float) -> str:
+    count = min(count, sys.float_info.max)
     for unit in ("B", "KiB", "MiB", "GiB"):
         if count < 1024:
             return f"{count:.4g} {unit}"
@@ -580,6 +591,12 @@ def check_flag(name: str, value: Any) -> bool:
     if not isinstance(value, bool | np.bool_):
         raise InputError(f"{name}: got {_shown(value)}, expected True or False")
     return bool(value)
+
+
+def check_text(name: str, value: Any) -> str:
+    if not isinstance(value, str):
+        raise InputError(f"{name}: got {_shown(value)}, expected text")
+    return value
 
 
 def check_path(name: str, value: Any) -> Path:

@@ -134,7 +134,7 @@ def test_features_are_not_changed_and_may_change_later(build: Any) -> None:
 
 BAD_CALLS: dict[str, tuple[Any, str]] = {
     "kernel": (lambda: affinity("gaussian", GRID), r"kernel: got str, expected a Kernel such as Gaussian"),
-    "kernel class": (lambda: affinity(Gaussian, GRID), r"kernel: got ABCMeta, expected a Kernel"),
+    "kernel class": (lambda: affinity(Gaussian, GRID), r"kernel: got the class Gaussian, expected a Kernel"),
     "domain": (lambda: affinity(Gaussian(1.0), (6, 7)), r"domain: got tuple, expected a Grid, Points or Batch"),
     "method": (lambda: affinity(Gaussian(1.0), GRID, method="fft"), r"method: got 'fft', expected one of 'auto', 'den"),
     "method type": (lambda: affinity(Gaussian(1.0), GRID, method=None), r"method: got None, expected one of"),

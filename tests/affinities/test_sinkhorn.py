@@ -172,7 +172,7 @@ def test_what_has_no_scaling() -> None:
         sinkhorn(np.ones((2, 2)), points(3))
     with pytest.raises(InputError, match="features: got none for ExpDotProduct"):
         sinkhorn(ExpDotProduct(), points(6))
-    with pytest.raises(InputError, match="features: got it with a matrix"):
+    with pytest.raises(InputError, match="kernel: got ndarray beside features, expected a Kernel"):
         sinkhorn(np.ones((6, 6)), points(6), x)
     with pytest.raises(InputError, match="domain: got NoneType"):
         sinkhorn(Gaussian(width=1.0))

@@ -231,6 +231,7 @@ def test_choices() -> None:
         (bool, np.float64),
         (">f8", np.float64),
         (">f4", np.float32),
+        (">f2", np.float32),
         ("<f4", np.float32),
     ],
 )
@@ -311,6 +312,46 @@ UNMASKED: dict[str, Any] = {
 def test_masks_are_nowhere_left_out_in_silence(name: str) -> None:
     with pytest.raises(InputError, match=f"^{name.split()[0]}: got a masked array, expected a plain one; fill it$"):
         UNMASKED[name]()
+
+
+EDGES = nl.affinity_from_graph(np.ones((4, 4)))
+FLAGGED: dict[str, Any] = {
+    "definite": lambda flag: nl.Formula("exp(-r)", definite=flag),
+    "store": lambda flag: nl.affinity(nl.Patch(1.0, 1, 1), SQUARE, np.eye(4), store=flag),
+    "isotropic": lambda flag: nl.Jp(EDGES, 1.0, isotropic=flag),
+    "normalize": lambda flag: nl.J(PATH).value(np.ones(4), normalize=flag),
+}
+
+
+@pytest.mark.parametrize("name", FLAGGED)
+@pytest.mark.parametrize("flag", ["no", 0, None, np.zeros(2)])
+def test_flags_are_true_or_false(name: str, flag: Any) -> None:
+    with pytest.raises(InputError, match=f"^{name}: got .*, expected True or False$"):
+        FLAGGED[name](flag)
+
+
+# An instance has its place there, or a function.
+CLASSES: dict[str, Any] = {
+    "integrator: got the class RungeKutta": lambda: nl.solve(nl.GradientFlow(nl.J(PATH)), np.ones(4), t=1.0,
+                                                             integrator=nl.RungeKutta),
+    "domain: got the class Grid": lambda: nl.affinity(nl.Gaussian(1.0), nl.Grid),
+    "domain: got the class Points": lambda: nl.affinities.Unlinked(nl.Points),  # type: ignore[arg-type]
+    "mask: got the class Mask": lambda: nl.sinkhorn(nl.Gaussian(1.0), SQUARE, mask=nl.Mask),
+    "k: got the class Gaussian": lambda: nl.Formula(nl.Gaussian),
+    "w: got the class Gaussian": lambda: nl.kernels.Interaction(nl.Gaussian),
+    "function: got the class float": lambda: nl.Reaction(float, (0, 1), bound=1.0),
+    "function: got the class Energy": lambda: nl.Callback(nl.Energy),
+    "gradient: got the class float": lambda: nl.flows.External(abs, float),
+    "source: got dtype object": lambda: nl.GradientFlow(nl.J(PATH), source=nl.Source),
+    "values: got dtype object": lambda: nl.Constraint([0], nl.Source),
+    "observed: got the class Source": lambda: nl.GradientFlow(nl.E(PATH, np.ones(4), 1.0), observed=nl.Source),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("message", CLASSES)
+def test_a_class_is_no_instance_and_no_function(message: str) -> None:
+    with pytest.raises(InputError, match=f"^{message}, expected "):
+        CLASSES[message]()
 
 
 def test_one_number_of_dimensions() -> None:

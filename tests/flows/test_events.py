@@ -203,6 +203,7 @@ BAD: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: start(nl.Event(size, action=lambda t, u: u[:3])),
         r"action: the event 'event' returns shape \(3,\) of float64, expected a signal of shape \(16,\)",
     ),
+    "name": (lambda: nl.Event(size, name=["a"]), r"name: got \['a'\], expected text"),
     "reset to nan": (
         lambda: start(nl.Event(size, action=lambda t, u: u * np.nan)),
         "action of the event 'event': got 16 NaN",

@@ -278,6 +278,9 @@ SAME = np.array([[0.0, 1.0], [2.0, 0.5], [0.0, 1.0]])
         (lambda x: ParticleFlow(x, Morse(), friction=-1.0), "give a drag"),
         (lambda x: ParticleFlow(x, potential=External(lambda x: (x**2).sum(-1), lambda x: x)), "differs by"),
         (lambda x: ParticleFlow(x, potential=External(lambda x: x, lambda x: x)), "gave shape"),
+        (lambda x: ParticleFlow(x, potential=External(lambda x: 1j * x[:, 0], lambda x: x)), "gives: got complex"),
+        (lambda x: External(None, lambda x: x), "^value: got NoneType, expected a function of positions"),
+        (lambda x: ParticleFlow(x, potential=trap(1.0, [1.0, 2.0, 3.0])), "^centre: got 3 coordinates, expected 2"),
         (lambda x: ParticleFlow(x, potential=lambda x: x), "expected an External"),  # type: ignore[arg-type]
         (lambda x: solve(ParticleFlow(x, Morse(), friction=0.0), x, t=1.0), "side by side"),
         (lambda x: solve(ParticleFlow(x, Morse()), x[:5], t=1.0), "expected"),

@@ -31,6 +31,7 @@ BAD: dict[str, tuple[Callable[[], Any], str]] = {
     "interval": (lambda: nl.Reaction(np.sin, (1, 1), bound=1), "expected low < high"),
     "pair": (lambda: nl.Reaction(np.sin, 3, bound=1), r"interval: got 3, expected a pair"),  # type: ignore[arg-type]
     "function": (lambda: nl.Reaction(3, (0, 1), bound=1), "function: got int, expected a callable"),  # type: ignore[arg-type]
+    "name": (lambda: nl.Reaction(np.sin, (0, 1), bound=1, name=np.zeros(2)), "name: got array.*, expected text"),  # type: ignore[arg-type]
     "strength": (lambda: nl.AllenCahn(0.0), "strength: got 0.0, expected"),
     "no reaction": (lambda: nl.GradientFlow(nl.J(WEIGHTS), reaction=np.sin), "reaction: got ufunc, expected a Reac"),  # type: ignore[arg-type]
     "source": (lambda: nl.GradientFlow(nl.J(WEIGHTS), source=np.ones(5)), "source: got shape"),

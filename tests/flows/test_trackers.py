@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import nlflow as nl
 from nlflow.errors import InputError, NlflowError
@@ -268,8 +269,8 @@ def test_bad_arguments(make: Callable[[], Tracker], message: str) -> None:
 
 @pytest.mark.parametrize(
     "observed",
-    [np.ones((24, 1)), np.ones(5), np.full(24, np.nan), "f"],
-    ids=["broadcasts", "wrong length", "not finite", "text"],
+    [np.ones((24, 1)), np.ones(5), np.full(24, np.nan), "f", torch.ones(24, dtype=torch.float64)],
+    ids=["broadcasts", "wrong length", "not finite", "text", "tensor"],
 )
 def test_discrepancy_checks_its_signal(observed: Any) -> None:
     p = problem()

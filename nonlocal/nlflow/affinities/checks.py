@@ -8,12 +8,12 @@ import numpy as np
 
 from nlflow._array import namespace, scalar
 from nlflow.affinities.base import Affinity
-from nlflow.errors import InputError
+from nlflow.errors import InputError, kind_of
 
 
 def check_affinity(affinity: Any) -> Affinity:
     if not isinstance(affinity, Affinity):
-        raise InputError(f"affinity: got {type(affinity).__name__}, expected an Affinity; build one with affinity()")
+        raise InputError(f"affinity: got {kind_of(affinity)}, expected an Affinity; build one with affinity()")
     if not affinity._sound and _of_somebodys_own(affinity):
         check_averages(affinity)
     affinity._sound = True

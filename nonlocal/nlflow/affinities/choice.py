@@ -16,17 +16,19 @@ from nlflow.affinities.pairs import PAIR_METHODS, Asked, Pairs, at_once, from_pa
 from nlflow.backends.memory import limit_for
 from nlflow.domains import Domain, Grid
 from nlflow.domains.base import check_domain
-from nlflow.domains.mask import Mask, check_present
+from nlflow.domains.mask import Mask, check_mask, check_present
 from nlflow.errors import (
     InputError,
     MemoryLimitError,
     check_array,
     check_choice,
     check_detached,
+    check_flag,
     check_integer,
     check_memory,
     check_number,
     checked_call,
+    kind_of,
     memory_limit,
 )
 from nlflow.kernels import Anisotropic, ExpDotProduct, Kernel, Patch, RadialKernel
@@ -123,19 +125,18 @@ def affinity(
     """
     method = check_choice("method", method, METHODS)
     if not isinstance(kernel, Kernel):
-        raise InputError(f"kernel: got {type(kernel).__name__}, expected a Kernel such as Gaussian(width=1.0)")
+        raise InputError(f"kernel: got {kind_of(kernel)}, expected a Kernel such as Gaussian(width=1.0)")
     if isinstance(kernel.compared, RadialKernel):
         kernel.compared.check_profile()
     if not isinstance(domain, Domain):
-        raise InputError(f"domain: got {type(domain).__name__}, expected a Grid, Points or Batch")
-    if mask is not None and not isinstance(mask, Mask):
-        raise InputError(f"mask: got {type(mask).__name__}, expected a Mask, such as Mask(causal=True)")
+        raise InputError(f"domain: got {kind_of(domain)}, expected a Grid, Points or Batch")
+    check_mask(mask)
     if window is not None:
         window = check_integer("window", window, minimum=1)
     if queries is not None and (features is None or not isinstance(kernel, ExpDotProduct)):
         what = "a radial kernel compares features with themselves; leave queries out"
         raise InputError(f"queries: {what if kernel.positional else 'only a dot product has them'}")
-    if not store and not isinstance(kernel, Patch):
+    if not check_flag("store", store) and not isinstance(kernel, Patch):
         raise InputError("store: only patch kernels can compute their weights anew; leave it out")
     if rtol is not None:
         rtol = check_number("rtol", rtol, minimum=0, strict=True, below=1)
@@ -270,7 +271,7 @@ def _patches(asked: Asked, *, warn: bool = True) -> Affinity:
         raise InputError(f"method: got {method!r}, expected 'auto', 'stencil' or 'dense': patch weights vary in space")
     image = domain.check_signal("features", asked.features)
     if not is_numpy(image):
-        raise InputError(f"features: got {type(image).__name__}, expected a NumPy array; convert it (.cpu().numpy())")
+        raise InputError(f"features: got {kind_of(image)}, expected a NumPy array; convert it (.cpu().numpy())")
     radii = tuple(min(kernel.search_radius, (n - 1) // 2) for n in domain.shape)
     if warn and any(2 * kernel.search_radius + 1 > n > 1 for n in domain.shape):
         warn_shrunk(kernel.search_radius, radii, domain)

@@ -13,15 +13,8 @@ from nlflow.affinities.dense import DenseAffinity
 from nlflow.affinities.logits import properties
 from nlflow.domains import Domain, Points
 from nlflow.domains.base import check_domain
-from nlflow.domains.mask import Mask, Sight
-from nlflow.errors import (
-    InputError,
-    NumericalError,
-    check_array,
-    check_integer,
-    check_memory,
-    check_number,
-)
+from nlflow.domains.mask import Mask, Sight, check_mask
+from nlflow.errors import InputError, NumericalError, check_array, check_integer, check_memory, check_number, kind_of
 from nlflow.kernels import ExpDotProduct, Kernel
 
 _TOLERANCE = 1e-12
@@ -169,15 +162,19 @@ def sinkhorn(
         "iterations": check_integer("iterations", iterations, minimum=1),
         "memory_limit": memory_limit,
     }
+    check_mask(mask)
     if domain is not None:
         check_domain(domain)
     if not isinstance(kernel, Kernel):
         given = {"features": features, "queries": queries, "mask": mask}
         if named := [name for name, value in given.items() if value is not None]:
-            raise InputError(f"{named[0]}: got it with a matrix of k, expected a Kernel; leave it out")
+            raise InputError(
+                f"kernel: got {kind_of(kernel)} beside {named[0]}, expected a Kernel such as Gaussian(1.0); for a "
+                f"matrix of k leave {named[0]} out"
+            )
         return _of_matrix(check_array("kernel", kernel, ndim=2), domain, options)
     if domain is None or domain.leading:
-        raise InputError(f"domain: got {type(domain).__name__}, expected a Grid or Points")
+        raise InputError(f"domain: got {kind_of(domain)}, expected a Grid or Points")
     compares = isinstance(kernel, ExpDotProduct)
     if features is None and compares:
         raise InputError(

@@ -20,6 +20,7 @@ from nlflow.errors import (
     check_memory,
     check_tensor,
     checked_call,
+    kind_of,
     listed,
     warn_caller,
 )
@@ -96,7 +97,7 @@ def affinity_from_graph(
     False
     """
     if domain is not None and getattr(domain, "leading", True):  # of a batch, or of no domain
-        raise InputError(f"domain: got {type(domain).__name__}, expected a Grid or Points")
+        raise InputError(f"domain: got {kind_of(domain)}, expected a Grid or Points")
     k = _weights_of(graph, edge_weight, attribute, _node_count(nodes, domain), memory_limit)
     size = k.shape[0]
     if nodes is not None and nodes != size:

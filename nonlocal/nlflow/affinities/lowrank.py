@@ -19,6 +19,7 @@ from nlflow.errors import (
     check_memory,
     check_number,
     check_numpy,
+    kind_of,
     memory_limit,
 )
 from nlflow.kernels import ExpDotProduct, Gaussian, Kernel, RadialKernel
@@ -116,7 +117,7 @@ class LowRankAffinity(Affinity):
         radial = isinstance(kernel, RadialKernel) and kernel.is_definite(int(np.shape(keys)[-1]))
         if not radial and not isinstance(kernel, ExpDotProduct):
             raise InputError(
-                f"kernel: got {type(kernel).__name__}, expected one that is positive definite, such as Gaussian, "
+                f"kernel: got {kind_of(kernel)}, expected one that is positive definite, such as Gaussian, "
                 "Laplace or ExpDotProduct; use method='pairwise' or 'dense'"
             )
         same = queries is keys

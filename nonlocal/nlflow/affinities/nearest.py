@@ -21,6 +21,7 @@ from nlflow.errors import (
     check_memory,
     check_numpy,
     checked_call,
+    kind_of,
     shortened,
     warn_caller,
 )
@@ -98,7 +99,7 @@ def neighbour_graph(
     """
     check_choice("keep", keep, KEPT)
     if kernel is not None and not isinstance(kernel, RadialKernel):
-        raise InputError(f"kernel: got {type(kernel).__name__}, expected a radial one, such as Gaussian(width=1.0)")
+        raise InputError(f"kernel: got {kind_of(kernel)}, expected a radial one, such as Gaussian(width=1.0)")
     given = bool(local) if isinstance(local, bool | np.bool_) else _widths(local)
     if given is not False and kernel is None:
         raise InputError("local: got widths without a kernel, expected one, such as Gaussian(width=0.5**0.5)")

@@ -16,7 +16,7 @@ from nlflow.affinities.pair_sums import WIDEST, relative_weights, warn_isolated
 from nlflow.affinities.regions import BLOCK, LARGEST, Frame, Regions, along_axes, places_in, squared_limit
 from nlflow.affinities.sparse import SparseAffinity
 from nlflow.domains import Domain
-from nlflow.errors import InputError, check_memory
+from nlflow.errors import InputError, check_memory, kind_of
 from nlflow.kernels import Kernel, RadialKernel
 
 _PAIR_BYTES = 12  # of the matrix
@@ -37,7 +37,7 @@ class NeighbourAffinity(SparseAffinity):
     ) -> None:
         if not isinstance(kernel, RadialKernel):
             raise InputError(
-                f"kernel: got {type(kernel).__name__}, expected a radial one for method='sparse': a dot product does "
+                f"kernel: got {kind_of(kernel)}, expected a radial one for method='sparse': a dot product does "
                 "not decay; use method='lowrank' or 'pairwise'"
             )
         if features.shape[1] > WIDEST:

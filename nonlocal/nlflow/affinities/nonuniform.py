@@ -12,7 +12,7 @@ from nlflow._array import Floats, middle_of_range, power_of_two
 from nlflow.affinities.base import Affinity
 from nlflow.affinities.pair_sums import relative_weights, warn_isolated
 from nlflow.domains import Domain
-from nlflow.errors import InputError, NumericalError, check_memory, not_installed
+from nlflow.errors import InputError, NumericalError, check_memory, kind_of, not_installed
 from nlflow.kernels import Kernel, RadialKernel
 
 _MOST_DIMENSIONS = 3  # of the transforms
@@ -41,7 +41,7 @@ class NonuniformAffinity(Affinity):
         width = kernel.gaussian_width if isinstance(kernel, RadialKernel) else None
         if width is None:
             raise InputError(
-                f"kernel: got {type(kernel).__name__}, expected a Gaussian for method='nufft': other kernels decay too "
+                f"kernel: got {kind_of(kernel)}, expected a Gaussian for method='nufft': other kernels decay too "
                 "slowly in frequency; use method='sparse' or 'pairwise'"
             )
         if features.shape[1] > _MOST_DIMENSIONS:

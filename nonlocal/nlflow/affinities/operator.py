@@ -15,7 +15,7 @@ from scipy.sparse.linalg import LinearOperator
 from nlflow._array import Floats, is_tensor, on_host, same_kind, underflowing
 from nlflow.affinities.pair_fields import PairFields
 from nlflow.affinities.pair_sums import PairSums
-from nlflow.errors import InputError, NumericalError, check_array, checked_call
+from nlflow.errors import InputError, NumericalError, check_array, checked_call, kind_of
 from nlflow.kernels import ExpDotProduct, Kernel, RadialKernel
 from nlflow.kernels.differentiation import PARAMETER, away_from_zero, derivative, substituted
 from nlflow.kernels.expressions import Expression, number
@@ -100,7 +100,7 @@ class KernelOperator(LinearOperator):
     def __init__(self, kernel: Any, x: Any, y: Any) -> None:
         if not isinstance(kernel, Kernel) or not isinstance(kernel.compared, RadialKernel | ExpDotProduct):
             raise InputError(
-                f"kernel: got {type(kernel).__name__}, expected a kernel of points: a radial one, Anisotropic or "
+                f"kernel: got {kind_of(kernel)}, expected a kernel of points: a radial one, Anisotropic or "
                 "ExpDotProduct"
             )
         first = check_array("x", x, ndim=2, hint="for one dimension a column, x[:, None]")

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from nlflow._array import Floats
 from nlflow.affinities.regions import BLOCK, Frame, Regions, along_axes, places_in, squared_limit
-from nlflow.errors import InputError, check_memory, warn_caller
+from nlflow.errors import InputError, check_memory, kind_of, warn_caller
 from nlflow.kernels import ExpDotProduct, Kernel, RadialKernel
 from nlflow.kernels.expressions import structure
 from nlflow.kernels.forms import rate
@@ -363,7 +363,7 @@ def not_compiled(kernel: Kernel) -> str | None:
 
 
 def _no_sums(kernel: Kernel) -> str:
-    return f"kernel: got {type(kernel).__name__}, expected a RadialKernel or ExpDotProduct for sums without a matrix"
+    return f"kernel: got {kind_of(kernel)}, expected a RadialKernel or ExpDotProduct for sums without a matrix"
 
 
 def _filled(a: NDArray[Any], axis: int, multiple: int) -> NDArray[Any]:

@@ -44,6 +44,7 @@ from nlflow.errors import (
     check_integer,
     check_memory,
     check_number,
+    kind_of,
 )
 from nlflow.kernels import ExpDotProduct, Kernel, Patch, RadialKernel
 
@@ -84,14 +85,14 @@ def local(signal: Tensor) -> Tensor:
 def gather(signal: Tensor) -> Tensor:
     """Return the rows of all processes, (N, ...), as an ordinary tensor in each of them."""
     if not isinstance(signal, Shard):
-        raise InputError(f"signal: got {type(signal).__name__}, expected a shard; make one by the affinity's shard()")
+        raise InputError(f"signal: got {kind_of(signal)}, expected a shard; make one by the affinity's shard()")
     return signal.processes.gather(Shard.rows(signal))
 
 
 def own_rows(name: str, value: Any) -> Tensor:
     if not isinstance(value, Tensor):
         raise InputError(
-            f"{name}: got {type(value).__name__}, expected a torch tensor of this process's rows; convert it "
+            f"{name}: got {kind_of(value)}, expected a torch tensor of this process's rows; convert it "
             "(torch.from_numpy)"
         )
     if value.requires_grad:
@@ -152,12 +153,12 @@ def affinity(
     check_choice("mode", mode, MODES)
     if not isinstance(domain, Points):
         raise InputError(
-            f"domain: got {type(domain).__name__}, expected Points; for a grid distributed.points(grid.nodes[own], "
+            f"domain: got {kind_of(domain)}, expected Points; for a grid distributed.points(grid.nodes[own], "
             "grid.weights.ravel()[own])"
         )
     if not isinstance(kernel, ExpDotProduct | RadialKernel):
         kind = "patches need their neighbours" if isinstance(kernel, Patch) else "it compares no features"
-        raise InputError(f"kernel: got {type(kernel).__name__}, expected a radial kernel or ExpDotProduct: {kind}")
+        raise InputError(f"kernel: got {kind_of(kernel)}, expected a radial kernel or ExpDotProduct: {kind}")
     if queries is not None and not isinstance(kernel, ExpDotProduct):
         raise InputError("queries: a radial kernel compares features with themselves; leave queries out")
     processes = Processes(domain.size, group)

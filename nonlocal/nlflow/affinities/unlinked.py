@@ -10,6 +10,7 @@ from nlflow._array import Array, Floats, is_numpy, namespace, underflowing
 from nlflow.affinities.base import Affinity
 from nlflow.affinities.graph import Sparse
 from nlflow.domains import Domain
+from nlflow.domains.base import check_domain
 
 
 @underflowing
@@ -38,6 +39,7 @@ class Unlinked(Affinity):
     reason = "no node sees another"
 
     def __init__(self, domain: Domain, like: Array | None = None) -> None:
+        check_domain(domain)
         own = None if like is None or is_numpy(like) else like
         super().__init__(
             domain, None, symmetric=True, positive_semidefinite=True, dtype=None if own is None else own.dtype

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+import sys
 from typing import Any
 
 from nlflow._array import Floats
-from nlflow.errors import InputError, check_array
+from nlflow.errors import InputError, check_array, kind_of
 
 
 class Domain:
@@ -65,7 +66,13 @@ class Domain:
             )
 
 
+def check_count(name: str, shape: tuple[int, ...]) -> None:
+    """Raise `InputError` for more nodes than an array has."""
+    if math.prod(shape) > sys.maxsize // 8:
+        raise InputError(f"{name}: got {shape}, expected fewer nodes: no array has as many")
+
+
 def check_domain(value: Any, name: str = "domain") -> Domain:
     if not isinstance(value, Domain):
-        raise InputError(f"{name}: got {type(value).__name__}, expected a Grid or Points")
+        raise InputError(f"{name}: got {kind_of(value)}, expected a Grid or Points")
     return value

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from nlflow._array import Floats
-from nlflow.domains.base import Domain
+from nlflow.domains.base import Domain, check_count
 from nlflow.domains.grid import Grid
 from nlflow.domains.points import Points
-from nlflow.errors import InputError, check_integer
+from nlflow.errors import InputError, check_integer, kind_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,12 +42,13 @@ class Batch(Domain):
 
     def __init__(self, domain: Grid | Points, leading: int | tuple[int, ...]) -> None:
         if not isinstance(domain, Grid | Points):
-            raise InputError(f"domain: got {type(domain).__name__}, expected a Grid or Points, the domain of one item")
+            raise InputError(f"domain: got {kind_of(domain)}, expected a Grid or Points, the domain of one item")
         sizes = tuple(leading) if isinstance(leading, tuple | list) else (leading,)
         if not sizes:
             raise InputError("leading: got (), expected at least one axis")
         object.__setattr__(self, "one", domain)
         object.__setattr__(self, "leading", tuple(check_integer("leading", n, minimum=1) for n in sizes))
+        check_count("leading", self.shape)
 
     @property
     def item(self) -> Domain:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nlflow._array import Floats
-from nlflow.domains.base import Domain
+from nlflow.domains.base import Domain, check_count
 from nlflow.errors import InputError, check_choice, check_integer, check_number, checked_call
 
 Boundary = Literal["periodic", "reflect", "isolated"]
@@ -57,14 +57,17 @@ class Grid(Domain):
         sizes = tuple(shape) if isinstance(shape, tuple | list) else (shape,)
         if not sizes:
             raise InputError(f"shape: got {shape!r}, expected one axis or more")
+        object.__setattr__(self, "shape", tuple(check_integer("shape", n, minimum=1) for n in sizes))
+        check_count("shape", self.shape)
         steps = tuple(spacing) if isinstance(spacing, tuple | list) else (spacing,) * len(sizes)
         if len(steps) != len(sizes):
             raise InputError(f"spacing: got {spacing!r}, expected one number or {len(sizes)}, one for each axis")
-        object.__setattr__(self, "shape", tuple(check_integer("shape", n, minimum=1) for n in sizes))
         object.__setattr__(self, "spacing", tuple(check_number("spacing", h, minimum=0, strict=True) for h in steps))
-        if not 0 < self.cell < math.inf:
+        longest = max(n * h for n, h in zip(self.shape, self.spacing, strict=True))
+        if not 0 < self.cell < math.inf or longest == math.inf:
             raise InputError(
-                f"spacing: got {spacing!r}, expected a cell whose volume a float can hold; change the unit"
+                f"spacing: got {spacing!r}, expected a cell whose volume, and sides whose lengths, a float can hold; "
+                "change the unit"
             )
         object.__setattr__(self, "boundary", check_choice("boundary", boundary, tuple(_PAD_MODES)))
 

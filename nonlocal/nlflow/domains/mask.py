@@ -12,7 +12,16 @@ import array_api_compat
 import numpy as np
 
 from nlflow._array import Array, is_tensor, namespace
-from nlflow.errors import InputError, check_flag, check_integer, check_tensor, check_unmasked, warn_caller
+from nlflow.errors import (
+    InputError,
+    check_flag,
+    check_integer,
+    check_tensor,
+    check_unmasked,
+    is_function,
+    kind_of,
+    warn_caller,
+)
 
 _BLOCK = 2**22  # pairs of which a rule is asked at a time
 
@@ -59,7 +68,7 @@ class Mask:
         object.__setattr__(self, "causal", check_flag("causal", self.causal))
         if self.window is not None:
             object.__setattr__(self, "window", check_integer("window", self.window, minimum=0))
-        if self.rule is not None and not callable(self.rule):
+        if self.rule is not None and not is_function(self.rule):
             raise InputError(f"rule: got {self.rule!r}, expected a function of two arrays of node numbers")
         if self.present is not None:
             check_unmasked("present", self.present)
@@ -80,6 +89,12 @@ class Mask:
             return self
         present = namespace(self.present).broadcast_to(self.present, (*leading, self.present.shape[-1]))
         return Mask(self.causal, self.window, present[index], self.rule)
+
+
+def check_mask(value: Any) -> Mask | None:
+    if value is not None and not isinstance(value, Mask):
+        raise InputError(f"mask: got {kind_of(value)}, expected a Mask, such as Mask(causal=True)")
+    return value
 
 
 def check_present(present: Array, leading: tuple[int, ...], count: int) -> None:

@@ -12,7 +12,7 @@ from nlflow._array import Array, Floats, namespace, power_of_two, scalar, to_num
 from nlflow.affinities import Affinity
 from nlflow.affinities.checks import check_affinity
 from nlflow.equilibria.limits import check_frozen
-from nlflow.errors import InputError, NumericalError, check_number, warn_caller
+from nlflow.errors import InputError, NumericalError, check_number, kind_of, warn_caller
 from nlflow.flows.gradient import AttentionFlow
 from nlflow.flows.linear import LinearFlow
 from nlflow.flows.spectrum import apply_operator, dense_operator, extreme, largest_eigenvalue, relaxation_rate
@@ -43,7 +43,7 @@ def diversity(flow: LinearFlow, u: Any) -> float:
         When it is out of the range of floats, or the logarithm of pi is not known.
     """
     if not isinstance(flow, LinearFlow):
-        raise InputError(f"flow: got {type(flow).__name__}, expected a GradientFlow or an AttentionFlow")
+        raise InputError(f"flow: got {kind_of(flow)}, expected a GradientFlow or an AttentionFlow")
     u = flow.affinity.check_signal("u", u)
     if flow.symmetric:
         usual, xp = flow.distance_to_constant(u), namespace(u)

@@ -12,7 +12,7 @@ import numpy as np
 from nlflow._array import Array, Brief, Floats, scalar, to_numpy, underflowing
 from nlflow.equilibria.field import check_energy
 from nlflow.equilibria.sums import Sums, check_estimates, measure_of, observed_sums, positive, spectral_sums
-from nlflow.errors import InputError, check_choice, check_increasing, check_number, checked_call
+from nlflow.errors import InputError, check_choice, check_increasing, check_number, checked_call, kind_of
 from nlflow.flows.functions import symmetric_flow
 from nlflow.functionals.energies import E, J
 
@@ -305,7 +305,7 @@ def choose_parameter(
     Choice
     """
     if not callable(build):
-        raise InputError(f"build: got {type(build).__name__}, expected a callable that returns E for a value")
+        raise InputError(f"build: got {kind_of(build)}, expected a callable that returns E for a value")
     method, factor = _check_method(method, sigma, factor)
     if method == "lcurve":
         raise InputError("method: got 'lcurve', expected another one: it compares fidelities alone")

@@ -16,7 +16,7 @@ from nlflow.equilibria.branches import Branch, BranchPoint, Point
 from nlflow.equilibria.eigenvalues import Spectrum
 from nlflow.equilibria.equations import ALMOST, DENSE, NONE, Border, Equations, Tangent
 from nlflow.equilibria.newton import Search
-from nlflow.errors import InputError, NumericalError, check_integer, check_number, check_range, checked_call
+from nlflow.errors import InputError, NumericalError, check_integer, check_number, check_range, checked_call, kind_of
 from nlflow.flows.flow import Flow, as_flow
 from nlflow.functionals.krylov import default_rtol
 
@@ -116,7 +116,7 @@ def continue_equilibria(
     True
     """
     if not callable(make_flow):
-        raise InputError(f"make_flow: got {type(make_flow).__name__}, expected a function of the parameter")
+        raise InputError(f"make_flow: got {kind_of(make_flow)}, expected a function of the parameter")
     low, high = check_range("bounds", bounds, hint="; direction=-1 follows the branch down")
     parameter = check_number("parameter", parameter)
     if not low <= parameter <= high:

@@ -32,6 +32,7 @@ from nlflow.errors import (
     check_memory,
     check_number,
     checked_call,
+    kind_of,
 )
 from nlflow.flows.functions import function_of, is_aside, symmetric_flow, transform_of
 from nlflow.functionals.energies import E, J
@@ -460,9 +461,7 @@ def check_energy(energy: Any, name: str = "energy") -> E:
             "fidelity) with a fidelity > 0"
         )
     if type(energy) is not E:
-        raise InputError(
-            f"{name}: got {type(energy).__name__}, expected E(affinity, f, fidelity); of a flow .functional"
-        )
+        raise InputError(f"{name}: got {kind_of(energy)}, expected E(affinity, f, fidelity); of a flow .functional")
     if energy.fidelity_in(energy.measure).width > 1:
         raise InputError(f"{name}: got a fidelity that mixes channels, expected one number, or one for each node")
     if energy.affinity.domain.leading:

@@ -17,6 +17,7 @@ from nlflow.errors import (
     check_memory,
     check_number,
     checked_call,
+    kind_of,
 )
 from nlflow.flows.linear import LinearFlow
 from nlflow.flows.spectrum import apply_operator
@@ -312,7 +313,7 @@ def conserved(flow: LinearFlow, start: Any, rtol: float | None, maxiter: int) ->
 
 def check_frozen(flow: Any, *, constraint: bool = False) -> None:
     if not isinstance(flow, LinearFlow):
-        raise InputError(f"flow: got {type(flow).__name__}, expected a GradientFlow or an AttentionFlow")
+        raise InputError(f"flow: got {kind_of(flow)}, expected a GradientFlow or an AttentionFlow")
     if flow.evolving:
         raise InputError("flow: got an evolving kernel, whose limit depends on the way; follow it with solve()")
     if not constraint and flow.terms.constraint is not None:

@@ -19,6 +19,7 @@ from nlflow.errors import (
     check_floats,
     check_number,
     checked_call,
+    kind_of,
 )
 from nlflow.flows.flow import Flow, of_signal
 from nlflow.kernels import Gaussian, RadialKernel, TopHat
@@ -56,7 +57,7 @@ class AveragingFlow(Flow):
     def __init__(self, particles: Any, kernel: RadialKernel, *, data: Any = None, weights: Any = None) -> None:
         x = check_array("particles", particles, ndim=2, hint="for one dimension a column, x[:, None]")
         if not isinstance(kernel, RadialKernel):
-            raise InputError(f"kernel: got {type(kernel).__name__}, expected a radial one, such as Gaussian(1.0)")
+            raise InputError(f"kernel: got {kind_of(kernel)}, expected a radial one, such as Gaussian(1.0)")
         super().__init__(Unlinked(Points(np.arange(float(x.shape[0]))), x), "l2", None, evolving=False, every=1)
         self.kernel, self.data, self._like = kernel, None, x[:1]
         if data is not None:

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from nlflow._array import kept_like, over_channels
-from nlflow.errors import InputError, NumericalError, check_integer, check_number
+from nlflow.errors import InputError, NumericalError, check_integer, check_number, kind_of
 from nlflow.flows.flow import as_flow
 from nlflow.flows.gradient import AttentionFlow, GradientFlow
 from nlflow.flows.integrators import FixedStep, Integrator
@@ -59,7 +59,7 @@ def value(functional: J, u: Tensor) -> Tensor:
     [2.426123, -2.426123]
     """
     if not isinstance(functional, J):
-        raise InputError(f"functional: got {type(functional).__name__}, expected J(affinity) or E(affinity, f, ...)")
+        raise InputError(f"functional: got {kind_of(functional)}, expected J(affinity) or E(affinity, f, ...)")
     u = _tensor("u", functional.affinity.check_signal("u", u))
     affinity = functional.affinity
     weights = kept_like(affinity.domain.weights, u.double())
@@ -179,7 +179,7 @@ def minimizer(functional: E, *, rtol: float | None = None, maxiter: int = 10_000
         When a system is not solved.
     """
     if not isinstance(functional, E):
-        raise InputError(f"functional: got {type(functional).__name__}, expected E(affinity, f, fidelity)")
+        raise InputError(f"functional: got {kind_of(functional)}, expected E(affinity, f, fidelity)")
     _tensor("observed", functional.observed)
     fidelity = functional.fidelity_in("degree")
     affinity = functional.affinity
@@ -243,7 +243,7 @@ def equilibrium(flow: LinearFlow, *, rtol: float | None = None, maxiter: int = 1
     [0.5556, 0.2222, 0.2222]
     """
     if not isinstance(flow, GradientFlow | AttentionFlow):
-        raise InputError(f"flow: got {type(flow).__name__}, expected a GradientFlow or an AttentionFlow")
+        raise InputError(f"flow: got {kind_of(flow)}, expected a GradientFlow or an AttentionFlow")
     if flow.evolving:
         raise InputError("flow: got an evolving kernel, whose limit depends on the way; follow it with derivatives.run")
     if name := flow.more_than("linear"):
@@ -311,7 +311,7 @@ def _checked(what: str, solved: Solved, rtol: float) -> Tensor:
 def _tensor(name: str, u: Any) -> Tensor:
     if not isinstance(u, Tensor):
         raise InputError(
-            f"{name}: got {type(u).__name__}, expected a torch tensor, and an affinity of torch features; convert them "
+            f"{name}: got {kind_of(u)}, expected a torch tensor, and an affinity of torch features; convert them "
             "(torch.from_numpy)"
         )
     return u

@@ -12,7 +12,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nlflow._array import Array, Brief, Floats, namespace, to_numpy
-from nlflow.errors import InputError, NumericalError, check_integer, check_memory, check_number, checked_call
+from nlflow.errors import (
+    InputError,
+    NumericalError,
+    check_integer,
+    check_memory,
+    check_number,
+    checked_call,
+    is_function,
+    kind_of,
+)
 from nlflow.flows.flow import Flow, as_flow, start_of
 from nlflow.flows.gradient import AttentionFlow, GradientFlow
 from nlflow.flows.integrators.base import Integrator
@@ -158,8 +167,8 @@ def ensemble(
     True
     """
     flow = as_flow(flow)
-    if keep is not None and not callable(keep):
-        raise InputError(f"keep: got {type(keep).__name__}, expected a callable of the times and a path")
+    if keep is not None and not is_function(keep):
+        raise InputError(f"keep: got {kind_of(keep)}, expected a callable of the times and a path")
     if flow.noise is None:
         raise InputError("flow: got one without noise, all of whose paths are the same, expected flow + Noise(...)")
     count = check_integer("count", count, minimum=2)

@@ -10,7 +10,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nlflow._array import Array, namespace, scalar
-from nlflow.errors import InputError, NumericalError, check_flag, check_integer, check_number
+from nlflow.errors import (
+    InputError,
+    NumericalError,
+    check_flag,
+    check_integer,
+    check_number,
+    check_text,
+    is_function,
+    kind_of,
+)
 from nlflow.flows.flow import Flow
 from nlflow.flows.integrators.base import Integrator, StepFailureError
 from nlflow.flows.integrators.runge_kutta import PIECES
@@ -74,16 +83,16 @@ class Event(Tracker):
         name: str = "event",
     ) -> None:
         super().__init__(1)
-        if not callable(function):
-            raise InputError(f"function: got {type(function).__name__}, expected a callable of (t, u)")
+        if not is_function(function):
+            raise InputError(f"function: got {kind_of(function)}, expected a callable of (t, u)")
         given: Any = action
-        if not callable(given) and not (isinstance(given, str) and given in ("record", "stop")):
+        if not is_function(given) and not (isinstance(given, str) and given in ("record", "stop")):
             raise InputError(f"action: got {action!r}, expected 'record', 'stop' or a callable of (t, u)")
         if check_integer("direction", direction) not in (-1, 0, 1):
             raise InputError(f"direction: got {direction}, expected -1, 0 or 1")
         self.function, self.direction, self.action = function, int(direction), action
         self.tol = None if tol is None else check_number("tol", tol, minimum=0, strict=True)
-        self.signals, self.name = check_flag("signals", signals), name
+        self.signals, self.name = check_flag("signals", signals), check_text("name", name)
         self._tol, self._end, self._sign, self._crowd = 0.0, 0.0, 0.0, 0
         self._found: list[tuple[float, Array]] = []
 

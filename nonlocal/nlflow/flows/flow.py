@@ -24,7 +24,7 @@ from nlflow._array import (
     unit_of,
 )
 from nlflow.affinities import Affinity, shown
-from nlflow.errors import InputError, NumericalError, check_array, check_flag, check_integer
+from nlflow.errors import InputError, NumericalError, check_array, check_flag, check_integer, kind_of
 from nlflow.flows.noise import Noise
 from nlflow.functionals.metrics import Metric, as_metric
 from nlflow.store.notebook import card
@@ -199,7 +199,7 @@ class Flow:
     def __add__(self, term: Any) -> Self:
         """Return a copy with noise; `InputError` for other terms, or where it takes none."""
         if not isinstance(term, Noise):
-            raise InputError(f"flow: got {type(term).__name__} to be added to a {type(self).__name__}, expected Noise")
+            raise InputError(f"flow: got {kind_of(term)} to be added to a {type(self).__name__}, expected Noise")
         term.check(self)
         result = copy.copy(self)
         result.noise, result._count, result._root = term, [0], []
@@ -435,7 +435,7 @@ class Flow:
 
 def as_flow(given: Any, name: str = "flow", expected: str = "such as a GradientFlow or an AttentionFlow") -> Flow:
     if not isinstance(given, Flow):
-        raise InputError(f"{name}: got {type(given).__name__}, expected a flow{expected and ', '}{expected}")
+        raise InputError(f"{name}: got {kind_of(given)}, expected a flow{expected and ', '}{expected}")
     return given
 
 

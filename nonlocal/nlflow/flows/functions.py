@@ -35,6 +35,8 @@ from nlflow.errors import (
     check_memory,
     check_number,
     checked_call,
+    is_function,
+    kind_of,
 )
 from nlflow.flows.gradient import GradientFlow
 from nlflow.flows.integrators.exponential import chebyshev_coefficients, chebyshev_sums
@@ -493,8 +495,8 @@ def function_of(
     True
     """
     flow = symmetric_flow(L, metric)
-    if not callable(function):
-        raise InputError(f"function: got {type(function).__name__}, expected a callable of an array of eigenvalues")
+    if not is_function(function):
+        raise InputError(f"function: got {kind_of(function)}, expected a callable of an array of eigenvalues")
     like = flow.affinity.log_degree
     single = like.dtype == namespace(like).float32
     tol = check_number("tol", (1e-6 if single else 1e-12) if tol is None else tol, minimum=0, strict=True)
@@ -556,7 +558,7 @@ def symmetric_flow(given: Any, metric: str | Metric | None = None, name: str = "
         given = GradientFlow(given, "l2" if metric is None else metric)
     if not isinstance(given, LinearFlow):
         raise InputError(
-            f"{name}: got {type(given).__name__}, expected a GradientFlow or AttentionFlow, a J or E, or an affinity"
+            f"{name}: got {kind_of(given)}, expected a GradientFlow or AttentionFlow, a J or E, or an affinity"
         )
     if given.evolving:
         raise InputError(

@@ -8,7 +8,7 @@ from typing import Any, Self
 from nlflow._array import Array, namespace, underflowing
 from nlflow.affinities import Affinity
 from nlflow.affinities.checks import check_affinity
-from nlflow.errors import InputError, checked_call
+from nlflow.errors import InputError, checked_call, is_function, kind_of
 from nlflow.flows.linear import LinearFlow
 from nlflow.flows.reactions import Reaction
 from nlflow.flows.terms import as_terms
@@ -74,9 +74,7 @@ class GradientFlow(LinearFlow):
         constraint: Constraint | None = None,
     ) -> None:
         if not isinstance(functional, J):
-            raise InputError(
-                f"functional: got {type(functional).__name__}, expected J(affinity) or E(affinity, f, ...)"
-            )
+            raise InputError(f"functional: got {kind_of(functional)}, expected J(affinity) or E(affinity, f, ...)")
         inner = as_metric(metric)
         if observed is not None and not isinstance(functional, E):
             raise InputError("observed: got a signal without a fidelity, expected none, or E(affinity, f, ...)")
@@ -141,7 +139,7 @@ class AttentionFlow(LinearFlow):
     ) -> None:
         check_affinity(affinity)
         term: Fidelity | None = None
-        terms = as_terms(affinity, reaction, source, observed if callable(observed) else None, constraint)
+        terms = as_terms(affinity, reaction, source, observed if is_function(observed) else None, constraint)
         if observed is not None:
             if terms.observed is None:
                 signal = affinity.check_signal("observed", observed)

@@ -20,6 +20,7 @@ from nlflow.errors import (
     check_integer,
     check_number,
     checked_call,
+    is_function,
     shortened,
 )
 
@@ -138,7 +139,7 @@ class Noise:
         if beta is not None:
             beta = check_number("beta", beta, minimum=0, strict=True)
             self.strength = math.sqrt(2 / beta)
-        elif callable(strength):
+        elif is_function(strength):
             self.strength = strength
         elif strength is not None and np.ndim(strength) == 0:
             self.strength = check_number("strength", strength, minimum=0)

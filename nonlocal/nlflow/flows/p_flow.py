@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from nlflow._array import Array, Floats, underflowing
-from nlflow.errors import InputError, check_number
+from nlflow.errors import InputError, check_number, kind_of
 from nlflow.flows.flow import Flow
 from nlflow.flows.integrators import FixedStep
 from nlflow.flows.integrators.base import SLACK, StepFailureError
@@ -50,7 +50,7 @@ class PFlow(Flow):
 
     def __init__(self, functional: Jp) -> None:
         if not isinstance(functional, Jp):
-            raise InputError(f"functional: got {type(functional).__name__}, expected Jp(affinity, p) or Ep(...)")
+            raise InputError(f"functional: got {kind_of(functional)}, expected Jp(affinity, p) or Ep(...)")
         affinity = functional.affinity.symmetrized()
         super().__init__(affinity, "l2", functional.observed, evolving=False, every=1)
         self._functional = functional
@@ -132,8 +132,7 @@ class ForwardBackward(FixedStep):
     def check_kind(self, flow: Flow) -> None:
         if not isinstance(flow, PFlow):
             raise InputError(
-                f"integrator: ForwardBackward is for a PFlow, got {type(flow).__name__}; use SemiImplicit() or "
-                "Exponential()"
+                f"integrator: ForwardBackward is for a PFlow, got {kind_of(flow)}; use SemiImplicit() or Exponential()"
             )
         if flow.functional.p < 2:
             raise InputError(
@@ -181,7 +180,7 @@ class LaggedDiffusivity(FixedStep):
     def check_kind(self, flow: Flow) -> None:
         if not isinstance(flow, PFlow):
             raise InputError(
-                f"integrator: LaggedDiffusivity is for a PFlow, got {type(flow).__name__}; use Exponential() or "
+                f"integrator: LaggedDiffusivity is for a PFlow, got {kind_of(flow)}; use Exponential() or "
                 "SemiImplicit()"
             )
         if flow.functional.p > 2:

@@ -36,6 +36,8 @@ from nlflow.errors import (
     check_number,
     check_tensor,
     checked_call,
+    is_function,
+    kind_of,
 )
 from nlflow.flows.noise import Noise
 from nlflow.flows.second_order import SecondOrder, response
@@ -76,6 +78,11 @@ class External:
     value: Callable[[Array], Array]
     gradient: Callable[[Array], Array]
 
+    def __post_init__(self) -> None:
+        for name in ("value", "gradient"):
+            if not is_function(getattr(self, name)):
+                raise InputError(f"{name}: got {kind_of(getattr(self, name))}, expected a function of positions")
+
     def check(self, x: Array) -> None:
         """Raise `InputError` where the gradient at x is not that of the values.
 
@@ -85,6 +92,7 @@ class External:
         xp = namespace(x)
         values, slopes = self.value(x), self.gradient(x)
         for name, found, shape in (("value", values, x.shape[:1]), ("gradient", slopes, x.shape)):
+            check_array(f"potential: what its {name} gives", found)
             if tuple(getattr(found, "shape", ())) != tuple(shape):
                 raise InputError(
                     f"potential: its {name} gave shape {tuple(getattr(found, 'shape', ()))}, expected {tuple(shape)}"
@@ -150,11 +158,17 @@ def trap(stiffness: float = 1.0, centre: Any = 0.0) -> External:
 
 
 def _well(stiffness: float, centre: Any, x: Array) -> Array:
-    return 0.5 * stiffness * namespace(x).sum((x - kept_like(centre, x)) ** 2, axis=-1)
+    return 0.5 * stiffness * namespace(x).sum(_away(centre, x) ** 2, axis=-1)
 
 
 def _pull(stiffness: float, centre: Any, x: Array) -> Array:
-    return stiffness * (x - kept_like(centre, x))
+    return stiffness * _away(centre, x)
+
+
+def _away(centre: Floats, x: Array) -> Array:
+    if centre.ndim and len(centre) != x.shape[-1]:
+        raise InputError(f"centre: got {len(centre)} coordinates, expected {x.shape[-1]}, as many as particles have")
+    return x - kept_like(centre, x)
 
 
 @checked_call
@@ -227,7 +241,7 @@ class ParticleFlow(SecondOrder):
         self.interaction = _as_interaction(interaction)
         self.potential = potential
         if potential is not None and not isinstance(potential, External):
-            raise InputError(f"potential: got {type(potential).__name__}, expected an External(value, gradient)")
+            raise InputError(f"potential: got {kind_of(potential)}, expected an External(value, gradient)")
         self.friction = None if friction is None else check_number("friction", friction)
         self.drag = check_number("drag", drag, minimum=0)
         if self.friction is None and self.drag:
@@ -475,9 +489,7 @@ def _as_interaction(given: Any) -> Interaction | None:
         return given
     if isinstance(given, RadialKernel):
         return Interaction(given)
-    raise InputError(
-        f"interaction: got {type(given).__name__}, expected an Interaction, such as Morse(), or a radial kernel"
-    )
+    raise InputError(f"interaction: got {kind_of(given)}, expected an Interaction, such as Morse(), or a radial kernel")
 
 
 def _periods(box: Any, d: int) -> Floats:

@@ -35,6 +35,9 @@ from nlflow.errors import (
     check_integer,
     check_number,
     check_range,
+    check_text,
+    is_function,
+    kind_of,
     shortened,
 )
 from nlflow.flows.flow import difference
@@ -139,11 +142,11 @@ class Reaction:
         average: Affinity | None = None,
         name: str = "",
     ) -> None:
-        if not callable(function):
-            raise InputError(f"function: got {type(function).__name__}, expected a callable of an array")
+        if not is_function(function):
+            raise InputError(f"function: got {kind_of(function)}, expected a callable of an array")
         for what, given in (("derivative", derivative), ("potential", potential)):
-            if given is not None and not callable(given):
-                raise InputError(f"{what}: got {type(given).__name__}, expected a callable of an array")
+            if given is not None and not is_function(given):
+                raise InputError(f"{what}: got {kind_of(given)}, expected a callable of an array")
         if potential is not None and (components is not None or average is not None):
             raise InputError("potential: got one for a reaction that is not pointwise, expected none")
         if components is not None:  # of others checkpoints know nothing that they did not
@@ -156,7 +159,7 @@ class Reaction:
         if count - (average is not None) > 1:
             self.timed, self.placed = True, count - (average is not None) == 3
         self._function, self._derivative, self._potential = function, derivative, potential
-        self.name = name or str(getattr(function, "__name__", type(function).__name__))
+        self.name = check_text("name", name) or str(getattr(function, "__name__", type(function).__name__))
         self.interval = _checked_interval(interval, self.components)
         if bound is None and (derivative is None or self.timed):
             why = "for a reaction that depends on t" if self.timed else "without a derivative"

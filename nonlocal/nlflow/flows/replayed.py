@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from nlflow._array import Array, is_numpy, underflowing
-from nlflow.errors import InputError, checked_call
+from nlflow.errors import InputError, checked_call, kind_of
 from nlflow.flows.flow import Flow
 from nlflow.flows.integrators import FixedStep
 from nlflow.flows.integrators.base import Around, Integrator
@@ -51,7 +51,7 @@ class Replayed(Around):
         given: Any = integrator  # what is not of the type is told by name
         if not isinstance(given, Integrator) or isinstance(given, Replayed):
             raise InputError(
-                f"integrator: got {type(integrator).__name__}, expected one that can be recorded, such as ETD2RK(dt)"
+                f"integrator: got {kind_of(integrator)}, expected one that can be recorded, such as ETD2RK(dt)"
             )
         plain = isinstance(integrator, FixedStep) and type(integrator)._moved is FixedStep._moved
         if not plain and not integrator.unit_steps:

@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from nlflow._array import ArrayT, namespace, to_numpy
 from nlflow.domains import Batch, Domain, Grid
-from nlflow.errors import FileFormatError, InputError, check_floats, check_path, not_installed, shortened
+from nlflow.errors import FileFormatError, InputError, check_floats, check_path, kind_of, not_installed, shortened
 from nlflow.store.encoding import misfit
 from nlflow.store.notebook import card, picture
 from nlflow.store.series import Frame, Layout
@@ -279,7 +279,7 @@ def write_series(solution: Any, domain: Any, path: str | os.PathLike[str]) -> No
 def _dims(domain: Any, shape: tuple[int, ...], method: str) -> tuple[str, ...]:
     if not isinstance(domain, Domain):
         raise InputError(
-            f"domain: got {type(domain).__name__}, expected the Grid, Points or Batch of the flow, which files do not "
+            f"domain: got {kind_of(domain)}, expected the Grid, Points or Batch of the flow, which files do not "
             f"hold: {method}(domain=...)"
         )
     names = _axes(domain)

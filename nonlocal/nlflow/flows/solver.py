@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from nlflow._array import ArrayT, check_untracked, underflowing
 from nlflow._looks import look_now, looking_once
-from nlflow.errors import InputError, check_increasing, check_number, checked_call
+from nlflow.errors import InputError, check_increasing, check_number, checked_call, kind_of
 from nlflow.flows.events import Event
 from nlflow.flows.flow import Flow, as_flow, start_of
 from nlflow.flows.integrators import ExactGaussian, Exponential, RungeKutta
@@ -118,17 +118,17 @@ def solve(
     elif integrator is None:
         integrator = Exponential() if Exponential.knows(flow) else RungeKutta()
     if not isinstance(integrator, Integrator):
-        raise InputError(f"integrator: got {type(integrator).__name__}, expected an instance such as RungeKutta()")
+        raise InputError(f"integrator: got {kind_of(integrator)}, expected an instance such as RungeKutta()")
     if integrator.unit_steps and np.any(times != np.round(times)):
         raise InputError(
             f"t_eval: {type(integrator).__name__} takes steps of length 1, so times must be whole numbers; got "
             f"{times.tolist()}"
         )
     if not isinstance(trackers, list | tuple):
-        raise InputError(f"trackers: got {type(trackers).__name__}, expected a list of Tracker instances")
+        raise InputError(f"trackers: got {kind_of(trackers)}, expected a list of Tracker instances")
     for tracker in trackers:
         if not isinstance(tracker, Tracker):
-            raise InputError(f"trackers: got {type(tracker).__name__}, expected Tracker instances such as Energy()")
+            raise InputError(f"trackers: got {kind_of(tracker)}, expected Tracker instances such as Energy()")
         tracker.times.check(float(times[-1]), type(integrator).__name__ if integrator.unit_steps else None)
         if isinstance(tracker, Event) and integrator.unit_steps:
             raise InputError(

@@ -23,8 +23,8 @@ from nlflow._array import (
 from nlflow.affinities.doubly_stochastic import SinkhornAffinity
 from nlflow.affinities.rows import RowAffinity
 from nlflow.domains import Points
-from nlflow.domains.mask import Mask
-from nlflow.errors import InputError, NumericalError, check_array, check_choice, check_number
+from nlflow.domains.mask import Mask, check_mask
+from nlflow.errors import InputError, NumericalError, check_array, check_choice, check_number, kind_of
 from nlflow.flows.flow import Flow, of_signal
 from nlflow.flows.integrators import FixedStep, StepFailureError
 from nlflow.kernels import ExpDotProduct
@@ -145,10 +145,7 @@ class SphereFlow(Flow):
         shapes = [width if one is None else int(one.shape[1]) for one in maps]
         if shapes[0] != shapes[1]:
             raise InputError(f"query_map: got {shapes[0]} columns, expected {shapes[1]}, as many as key_map has")
-        given: Any = mask
-        if given is not None and not isinstance(given, Mask):
-            raise InputError(f"mask: got {type(given).__name__}, expected a Mask, such as Mask(causal=True)")
-        if mask is not None and normalization == "sinkhorn":
+        if check_mask(mask) is not None and normalization == "sinkhorn":
             raise InputError(
                 "mask: got one with normalization='sinkhorn', expected none: with zeros a doubly stochastic matrix "
                 "need not exist (a causal one is the identity); use 'softmax'"
@@ -377,7 +374,7 @@ class SphereStep(FixedStep):
     def check_kind(self, flow: Flow) -> None:
         if not isinstance(flow, SphereFlow):
             raise InputError(
-                f"integrator: {type(self).__name__} is for a SphereFlow, got {type(flow).__name__}; use RungeKutta()"
+                f"integrator: {type(self).__name__} is for a SphereFlow, got {kind_of(flow)}; use RungeKutta()"
             )
 
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from nlflow._array import Array, Floats, kept_like, namespace, over_channels, underflowing
 from nlflow.affinities import Affinity
-from nlflow.errors import InputError, NumericalError, check_floats, checked_call
+from nlflow.errors import InputError, NumericalError, check_floats, checked_call, kind_of
 from nlflow.flows.linear import LinearFlow, bound_of
 from nlflow.flows.modes import Modes, bases_of
 from nlflow.flows.noise import Noise
@@ -283,7 +283,7 @@ def _checked_functionals(given: Any, channels: int) -> tuple[J, ...]:
     for one in functionals:
         if not isinstance(one, J) or isinstance(one, E):
             raise InputError(
-                f"functional: got {type(one).__name__}, expected J(affinity), or one for each channel; what draws to a "
+                f"functional: got {kind_of(one)}, expected J(affinity), or one for each channel; what draws to a "
                 "signal f is a reaction"
             )
         if one.affinity.domain is not functionals[0].affinity.domain and not _same(one, functionals[0]):

@@ -7,7 +7,7 @@ from typing import Any
 
 from nlflow._array import Array, kept_like, namespace, over_channels, same_kind
 from nlflow.affinities import Affinity
-from nlflow.errors import InputError, NumericalError
+from nlflow.errors import InputError, NumericalError, is_function, kind_of
 from nlflow.flows.reactions import Reaction
 from nlflow.functionals.constraint import Constraint, Held, as_constraint, count_arguments
 
@@ -44,7 +44,7 @@ class Signal:
 
     def __init__(self, name: str, given: Any, affinity: Affinity) -> None:
         self.name = name
-        self.timed = callable(given)
+        self.timed = is_function(given)
         self._nodes = affinity.domain.nodes if self.timed and count_arguments(name, given) == 2 else None
         self._given = given if self.timed else _own(affinity.check_signal(name, given))
         self._affinity = affinity
@@ -111,7 +111,7 @@ class Terms:
             if self.constraint is not None:
                 raise InputError("constraint: the flow has one, expected one Constraint that holds all values")
             return replace(self, constraint=as_constraint(affinity, term))
-        raise InputError(f"flow: got {type(term).__name__} to be added, expected a Reaction, a Source or a Constraint")
+        raise InputError(f"flow: got {kind_of(term)} to be added, expected a Reaction, a Source or a Constraint")
 
     @property
     def tracked(self) -> bool:
@@ -185,11 +185,11 @@ class Terms:
 def as_terms(affinity: Affinity, reaction: Any, source: Any, observed: Any = None, constraint: Any = None) -> Terms:
     if reaction is not None and not isinstance(reaction, Reaction):
         raise InputError(
-            f"reaction: got {type(reaction).__name__}, expected a Reaction, such as AllenCahn() or "
+            f"reaction: got {kind_of(reaction)}, expected a Reaction, such as AllenCahn() or "
             "Reaction(function, interval, derivative=...)"
         )
-    if observed is not None and not callable(observed):
-        raise InputError(f"observed: got {type(observed).__name__}, expected a callable of t; a fixed one is that of E")
+    if observed is not None and not is_function(observed):
+        raise InputError(f"observed: got {kind_of(observed)}, expected a callable of t; a fixed one is that of E")
     source = source.values if isinstance(source, Source) else source
     return Terms(
         None if reaction is None else reaction.on(affinity),

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from nlflow._array import Array, Pending, fetch, namespace, root_mean_square, scalar
+from nlflow._array import Array, Pending, fetch, is_tensor, namespace, root_mean_square, same_kind, scalar
 from nlflow.backends.progress import bar
 from nlflow.errors import (
     FileFormatError,
@@ -26,6 +26,8 @@ from nlflow.errors import (
     check_integer,
     check_number,
     check_path,
+    is_function,
+    kind_of,
     warn_caller,
 )
 from nlflow.flows.flow import Flow
@@ -228,8 +230,8 @@ class Callback(Tracker):
         at: ArrayLike | None = None,
     ) -> None:
         super().__init__(every, interval=interval, at=at)
-        if not callable(function):
-            raise InputError(f"function: got {type(function).__name__}, expected a callable of (t, u, flow)")
+        if not is_function(function):
+            raise InputError(f"function: got {kind_of(function)}, expected a callable of (t, u, flow)")
         self.function = function
 
     def look(self, flow: Flow, u: Array, t: float) -> str | None:
@@ -459,6 +461,8 @@ class DiscrepancyPrinciple(Tracker):
         self.factor = check_number("factor", factor, minimum=0)
 
     def start(self, flow: Flow, u: Array, t: float, end: float) -> None:
+        if is_tensor(self.observed) is not is_tensor(u):
+            same_kind("observed", self.observed, u)
         if tuple(self.observed.shape) != tuple(u.shape):
             raise InputError(f"observed: got shape {tuple(self.observed.shape)}, expected {tuple(u.shape)}, that of u")
 

@@ -9,7 +9,7 @@ from typing import Any, Self
 import numpy as np
 
 from nlflow._array import Array, Floats, is_numpy, kept_like, namespace, over_channels, scalar, underflowing
-from nlflow.errors import InputError, check_floats, check_number, checked_call
+from nlflow.errors import InputError, check_floats, check_number, checked_call, kind_of
 from nlflow.flows.flow import Flow
 from nlflow.flows.integrators.base import Integrator
 from nlflow.flows.integrators.exponential import chebyshev_coefficients, chebyshev_sums, modes_of
@@ -56,7 +56,7 @@ class WaveFlow(SecondOrder):
 
     def __init__(self, flow: LinearFlow, *, damping: float | Array = 0.0, density: float | Array = 1.0) -> None:
         if not isinstance(flow, LinearFlow):
-            raise InputError(f"flow: got {type(flow).__name__}, expected a GradientFlow")
+            raise InputError(f"flow: got {kind_of(flow)}, expected a GradientFlow")
         if flow.noise is not None:
             raise InputError(f"flow: got {flow.noise!r}, expected a flow without noise for one of second order")
         if flow.evolving:
@@ -275,7 +275,7 @@ def _like(value: float | Floats, like: Array) -> Any:
 def _as_wave(flow: Flow, integrator: Integrator) -> WaveFlow:
     if not isinstance(flow, WaveFlow):
         raise InputError(
-            f"integrator: {type(integrator).__name__} is for a WaveFlow, got {type(flow).__name__}; {flow.advice}"
+            f"integrator: {type(integrator).__name__} is for a WaveFlow, got {kind_of(flow)}; {flow.advice}"
         )
     return flow
 

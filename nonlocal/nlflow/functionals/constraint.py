@@ -20,7 +20,7 @@ from nlflow._array import (
     underflowing,
 )
 from nlflow.affinities import Affinity
-from nlflow.errors import InputError, NumericalError, check_array, check_detached, check_integer
+from nlflow.errors import InputError, NumericalError, check_array, check_detached, check_integer, is_function, kind_of
 
 _LISTED = ("stencil", "sparse")  # methods whose edges are few and listed at once
 
@@ -87,7 +87,7 @@ class Constraint:
         if given.size == 0 or (given.dtype == bool and not given.any()):
             raise InputError("nodes: got none, expected at least one; leave the constraint out")
         self.nodes: NDArray[Any] = given.copy()
-        self.timed = callable(values)
+        self.timed = is_function(values)
         self.values = values if self.timed else _checked(values)
 
     def on(self, affinity: Affinity, name: str = "constraint") -> Held:
@@ -103,7 +103,7 @@ def as_constraint(affinity: Affinity, given: Any) -> Held | None:
     if given is None or isinstance(given, Held):
         return given
     if not isinstance(given, Constraint):
-        raise InputError(f"constraint: got {type(given).__name__}, expected Constraint(nodes, values)")
+        raise InputError(f"constraint: got {kind_of(given)}, expected Constraint(nodes, values)")
     return given.on(affinity)
 
 

@@ -25,6 +25,7 @@ from nlflow.errors import (
     NumericalError,
     check_choice,
     check_detached,
+    check_flag,
     check_integer,
     check_number,
     checked_call,
@@ -119,9 +120,10 @@ class J:
         NumericalError
             When the value overflows.
         """
+        check_flag("normalize", normalize)
         u = self.affinity.check_signal("u", u)
         if average is not None:
-            average = self.affinity.domain.check_signal("average", average)
+            average = self.affinity.check_signal("average", average)
         with np.errstate(over="ignore", invalid="ignore"):  # found out in what comes of it
             value = float(self.pending(u, normalize=normalize, average=average))
         if math.isnan(value):
@@ -141,7 +143,7 @@ class J:
         """Return the gradient in a metric, for J Lu (``l2``) or u - Pu (``degree``)."""
         inner = as_metric(metric)
         u = self.affinity.check_signal("u", u)
-        average = self.affinity.average(u) if average is None else self.affinity.domain.check_signal("average", average)
+        average = self.affinity.average(u) if average is None else self.affinity.check_signal("average", average)
         gradient = u - average
         rate = inner.rate(self.affinity)
         if isinstance(rate, float):

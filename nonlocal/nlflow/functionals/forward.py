@@ -13,7 +13,16 @@ from numpy.typing import NDArray
 
 from nlflow._array import over_channels, underflowing
 from nlflow.affinities import Affinity
-from nlflow.errors import InputError, NumericalError, check_array, check_integer, check_number, check_numpy
+from nlflow.errors import (
+    InputError,
+    NumericalError,
+    check_array,
+    check_flag,
+    check_integer,
+    check_number,
+    check_numpy,
+    kind_of,
+)
 from nlflow.functionals.constraint import components_of
 from nlflow.functionals.energies import J, check_shape
 from nlflow.functionals.krylov import Solved, conjugate_gradients, default_rtol
@@ -249,7 +258,7 @@ class EA(J):
     def __init__(self, affinity: Affinity, data: Any, forward: Forward, sigma: float) -> None:
         super().__init__(affinity)
         if not isinstance(forward, Forward):
-            raise InputError(f"forward: got {type(forward).__name__}, expected a Forward, which tests the adjoint")
+            raise InputError(f"forward: got {kind_of(forward)}, expected a Forward, which tests the adjoint")
         nodes = self.affinity.domain.shape
         if forward.shape not in (nodes, (*nodes, forward.shape[-1])):
             raise InputError(
@@ -272,7 +281,7 @@ class EA(J):
         u = self._signal(u)
         misfit = (self.forward.apply(u) - self.data) / self.sigma
         half = 0.5 * float(np.sum(misfit * misfit, dtype=np.float64))
-        if normalize:
+        if check_flag("normalize", normalize):
             half *= math.exp(-self.affinity.log_total())
         found = super().value(u, normalize=normalize, average=average) + half
         if not math.isfinite(found):

@@ -25,6 +25,7 @@ from nlflow.errors import (
     check_floats,
     check_integer,
     check_number,
+    kind_of,
 )
 from nlflow.functionals.accuracy import Rows
 from nlflow.functionals.energies import E, J
@@ -408,7 +409,7 @@ def _as(values: Floats, like: NDArray[Any]) -> NDArray[Any]:
 
 def _check_grid(grid: Any) -> Grid:
     if not isinstance(grid, Grid):
-        raise InputError(f"grid: got {type(grid).__name__}, expected a Grid")
+        raise InputError(f"grid: got {kind_of(grid)}, expected a Grid")
     if grid.boundary == "reflect":
         raise InputError("grid: got the boundary 'reflect', expected 'isolated' (values given outside) or 'periodic'")
     if grid.ndim > 3:

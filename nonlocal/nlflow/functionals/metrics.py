@@ -13,7 +13,15 @@ import numpy as np
 from nlflow._array import Array, constant_like, kept_like, namespace, over_channels, scalar, underflowing
 from nlflow.affinities import Affinity
 from nlflow.affinities.checks import check_affinity
-from nlflow.errors import InputError, NumericalError, check_choice, check_floats, check_number, checked_call
+from nlflow.errors import (
+    InputError,
+    NumericalError,
+    check_choice,
+    check_floats,
+    check_number,
+    checked_call,
+    is_function,
+)
 from nlflow.functionals.fidelity import Fidelity
 
 
@@ -138,12 +146,12 @@ class ConservedMetric(Metric):
         largest: float | None = None,
     ) -> None:
         self.affinity = None if affinity is None else check_affinity(affinity).symmetrized()
-        self.varies = callable(mobility)
+        self.varies = is_function(mobility)
         self.mobility = mobility
         self._values: Array | None = None
-        if not callable(mobility) and largest is not None:
+        if not is_function(mobility) and largest is not None:
             raise InputError("largest: got a number beside a mobility whose values are known, expected none")
-        if callable(mobility):
+        if is_function(mobility):
             if largest is None:
                 raise InputError("largest: needed for a mobility m(u), expected its largest value")
             self.factor = check_number("largest", largest, minimum=0, strict=True)

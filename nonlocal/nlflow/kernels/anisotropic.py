@@ -11,7 +11,7 @@ from typing import Any, ClassVar, TypeAlias
 import numpy as np
 
 from nlflow._array import Array, Floats, kept_like, underflowing
-from nlflow.errors import InputError, check_floats
+from nlflow.errors import InputError, check_floats, kind_of
 from nlflow.kernels.base import Kernel, RadialKernel
 
 
@@ -66,7 +66,7 @@ class Anisotropic(Kernel):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not isinstance(self.kernel, RadialKernel):
-            raise InputError(f"kernel: got {type(self.kernel).__name__}, expected a radial one, such as Gaussian(1.0)")
+            raise InputError(f"kernel: got {kind_of(self.kernel)}, expected a radial one, such as Gaussian(1.0)")
         given = {n: getattr(self, n) for n in ("widths", "matrix", "covariance") if getattr(self, n) is not None}
         if len(given) != 1:
             raise InputError(

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Final
 import numpy as np
 
 from nlflow._array import Array, Floats, constant_like, namespace, to_numpy, underflowing
-from nlflow.errors import InputError, shortened
+from nlflow.errors import InputError, check_flag, is_function, kind_of, shortened
 from nlflow.kernels import written
 from nlflow.kernels.base import RadialKernel
 from nlflow.kernels.expressions import SQUARED, Expression, Number, as_float, numeric, value
@@ -74,15 +74,15 @@ class Formula(RadialKernel):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._set("positive_semidefinite", bool(self.definite))
+        self._set("positive_semidefinite", check_flag("definite", self.definite))
         r = SQUARED**0.5
         if isinstance(self.k, str):
             found = parsed(self.k, {"r": r})
-        elif callable(self.k):
+        elif is_function(self.k):
             refusal = "k: the function failed on a symbol for distances"
             found = called(self.k, r, refusal, "use arithmetic and functions of NumPy")
         else:
-            raise InputError(f"k: got {type(self.k).__name__}, expected text or a function of r")
+            raise InputError(f"k: got {kind_of(self.k)}, expected text or a function of r")
         found = numeric(found)
         known = _known(found.key)
         if not known:

@@ -12,8 +12,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from nlflow._array import Array, underflowing
-from nlflow.errors import InputError, check_number, shortened
+from nlflow._array import Array, Floats, underflowing
+from nlflow.errors import InputError, check_floats, check_number, is_function, kind_of, shortened
 from nlflow.kernels.base import RadialKernel, farthest
 from nlflow.kernels.differentiation import away_from_zero, derivative
 from nlflow.kernels.expressions import FUNCTIONS, SQUARED, Expression, as_expression, number, value
@@ -22,6 +22,7 @@ from nlflow.kernels.rewriting import compared, multiply, simplified, where
 
 _RADII: Final = np.geomspace(1e-12, 1e12, 4801)
 _TINY: Final = (1e-40, 1e-80)
+_FARTHEST: Final = 1e150  # whose square is a float
 _COMPILED: Final = 400  # operations
 _FAR: Final = (1e11, 1e12)
 
@@ -72,16 +73,19 @@ class Interaction:
     def __post_init__(self) -> None:
         self._set("strength", check_number("strength", self.strength))
         self._set("cutoff", check_number("cutoff", self.cutoff, minimum=0, strict=True, finite=False))
+        if _FARTHEST < self.cutoff < math.inf:
+            raise InputError(f"cutoff: got {self.cutoff:g}, expected at most {_FARTHEST:g}, or none; change the unit")
         self._set("_potential", self._cut(simplified(self._formula() * as_expression(self.strength))))
         if self.potential.parts > _COMPILED or self.pull.parts > _COMPILED:
             raise InputError(f"w: its formula has more than {_COMPILED} operations, too many for compiled sums")
         radii = np.geomspace(1e-3, 10, 64)
         with np.errstate(all="ignore"):
-            wrong = ~(np.isfinite(self(radii)) & np.isfinite(self.slope(radii)))
+            wrong = ~(np.isfinite(value(self.potential, radii**2)) & np.isfinite(value(self.pull, radii**2) * radii))
         if wrong.any():
+            given = f"w: got {shortened(repr(self.w))}, which" if type(self) is Interaction else f"{self!r}: it"
             raise InputError(
-                f"w: got {shortened(repr(self.w))}, which is no finite number, or has no finite slope, at the distance "
-                f"{radii[np.argmax(wrong)]:.4g}"
+                f"{given} is no finite number, or has no finite slope, at the distance {radii[np.argmax(wrong)]:.4g}; "
+                "scale it"
             )
 
     def _set(self, name: str, value: Any) -> None:
@@ -94,10 +98,10 @@ class Interaction:
             return self.w.weight() * as_expression(self.w.amplitude)
         if isinstance(self.w, str):
             return parsed(self.w, {"r": r}, "w") * 1
-        if callable(self.w):
+        if is_function(self.w):
             refusal = "w: the function failed on a symbol for distances"
             return called(self.w, r, refusal, "use arithmetic and functions of NumPy") * 1
-        raise InputError(f"w: got {type(self.w).__name__}, expected text, a function of r, or a radial kernel")
+        raise InputError(f"w: got {kind_of(self.w)}, expected text, a function of r, or a radial kernel")
 
     def _cut(self, w: Expression) -> Expression:
         if self.cutoff == math.inf:
@@ -119,12 +123,22 @@ class Interaction:
 
     def __call__(self, r: Array | float) -> Array:
         """Return W at distances r > 0."""
-        return value(self.potential, np.square(np.asarray(r, dtype=np.float64)))
+        return self._at(r)[1]
 
     def slope(self, r: Array | float) -> Array:
         """Return W'(r) at distances r > 0."""
-        r = np.asarray(r, dtype=np.float64)
-        return np.asarray(value(self.pull, r * r) * r)
+        distances, pull = self._at(r, self.pull)
+        return np.asarray(pull * distances)
+
+    def _at(self, r: Array | float, part: Expression | None = None) -> tuple[Floats, Floats]:
+        """Return distances, and W or another part at them."""
+        distances = check_floats("r", r)
+        if distances.min() < 0 or distances.max() > _FARTHEST:
+            raise InputError(
+                f"r: got distances from {distances.min():g} to {distances.max():g}, expected them from 0 to "
+                f"{_FARTHEST:g}"
+            )
+        return distances, value(self.potential if part is None else part, distances * distances)
 
     @cached_property
     def singular(self) -> bool:

@@ -21,6 +21,7 @@ from nlflow.errors import (
     check_integer,
     check_number,
     checked_call,
+    kind_of,
     shortened,
 )
 from nlflow.functionals.energies import J
@@ -138,7 +139,7 @@ def _check_has_part(model: Any, parameter: str) -> None:
     """Raise `InputError` where a parameter decides nothing about a model."""
     if not isinstance(model, GraphEstimator):
         raise InputError(
-            f"model: got {type(model).__name__}, expected an estimator of labels of nlflow.learning; of a pipeline "
+            f"model: got {kind_of(model)}, expected an estimator of labels of nlflow.learning; of a pipeline "
             "pass its last step, and the points as the steps before it leave them (pipeline[:-1].fit_transform(X))"
         )
     there = model.get_params()

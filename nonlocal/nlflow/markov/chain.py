@@ -12,14 +12,7 @@ from typing import Any
 import numpy as np
 
 from nlflow._array import Array, Floats, constant_like, namespace, over_channels, power_of_two, scalar, underflowing
-from nlflow.errors import (
-    InputError,
-    NumericalError,
-    check_flag,
-    check_integer,
-    check_number,
-    checked_call,
-)
+from nlflow.errors import InputError, NumericalError, check_flag, check_integer, check_number, checked_call, kind_of
 from nlflow.markov.given import of_counts, of_graph, of_transitions
 from nlflow.markov.law import PATIENCE, SMALLEST_DISTANCE, distances, mixing_time
 from nlflow.markov.moves import DENSE_STATES
@@ -252,7 +245,7 @@ class MarkovChain(Transitions):
         given: Any = targets
         if not isinstance(given, Mapping | Sequence | np.ndarray) or getattr(given, "ndim", 1) == 0:
             raise InputError(
-                f"targets: got {type(targets).__name__}, expected a mapping of names to nodes, or a sequence of nodes; "
+                f"targets: got {kind_of(targets)}, expected a mapping of names to nodes, or a sequence of nodes; "
                 "for labels pass {name: labels == name, ...}, and put a single target in a list"
             )
         named = targets if isinstance(targets, Mapping) else dict(enumerate(targets))

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from nlflow._array import Array, is_numpy, namespace, numbers, plus, scalar, underflowing
-from nlflow.errors import InputError, NumericalError, StabilityError, check_flag, check_number
+from nlflow.errors import InputError, NumericalError, StabilityError, check_flag, check_number, kind_of
 from nlflow.flows.flow import Flow
 from nlflow.flows.integrators.base import Around, Integrator, StepFailureError, explicit_limit
 from nlflow.flows.integrators.fixed_step import FixedStep
@@ -383,7 +383,7 @@ class Adaptive(Around):
     def __init__(self, integrator: FixedStep, rtol: float = 1e-6, atol: float = 1e-9) -> None:
         if not isinstance(integrator, FixedStep):
             raise InputError(
-                f"integrator: got {type(integrator).__name__}, expected one with steps of one length, such as "
+                f"integrator: got {kind_of(integrator)}, expected one with steps of one length, such as "
                 "ETD4RK(dt); RungeKutta() follows its error itself"
             )
         self.integrator = integrator

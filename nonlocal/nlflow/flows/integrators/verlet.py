@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from nlflow._array import Array, underflowing
-from nlflow.errors import InputError, check_integer, checked_call
+from nlflow.errors import InputError, check_integer, checked_call, kind_of
 from nlflow.flows.flow import Flow
 from nlflow.flows.integrators.fixed_step import FixedStep
 from nlflow.flows.second_order import SecondOrder
@@ -15,8 +15,7 @@ from nlflow.flows.second_order import SecondOrder
 def as_second_order(flow: Flow, name: str) -> SecondOrder:
     if not isinstance(flow, SecondOrder):
         raise InputError(
-            f"integrator: {name} is for a WaveFlow, or a ParticleFlow with inertia, got {type(flow).__name__}; "
-            f"{flow.advice}"
+            f"integrator: {name} is for a WaveFlow, or a ParticleFlow with inertia, got {kind_of(flow)}; {flow.advice}"
         )
     if not flow.inertial:
         raise InputError(

@@ -13,7 +13,7 @@ from nlflow._array import Floats, underflowing
 from nlflow.affinities import Affinity, SparseAffinity
 from nlflow.affinities.checks import check_affinity
 from nlflow.domains import Domain
-from nlflow.errors import InputError, NumericalError, all_digits, check_number
+from nlflow.errors import InputError, NumericalError, all_digits, check_flag, check_number
 from nlflow.functionals.misfits import KullbackLeibler, Misfit, Squares
 
 
@@ -137,7 +137,7 @@ class Jp:
                 f"p: got {self.p:g}, expected 1 <= p <= {MOST:g}; 1 is total variation, 2 the quadratic J, and beyond "
                 "the powers of differences leave the range of floats"
             )
-        self.isotropic = bool(isotropic)
+        self.isotropic = check_flag("isotropic", isotropic)
         self.graph = Graph(affinity, memory_limit)
 
     # ---- cells

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nlflow._array import Floats, power_of_two, underflowing
-from nlflow.errors import InputError, check_integer, check_number
+from nlflow.errors import InputError, check_integer, check_number, kind_of
 from nlflow.functionals.constraint import Constraint, Held
 from nlflow.functionals.energies import E, J
 from nlflow.functionals.fidelity import NodeFidelity
@@ -120,9 +120,9 @@ def harmonic_extension(jp: Jp, constraint: Constraint, *, rtol: float = 1e-6, ma
     [2.6667, 2.0]
     """
     if not isinstance(jp, Jp):
-        raise InputError(f"jp: got {type(jp).__name__}, expected a Jp")
+        raise InputError(f"jp: got {kind_of(jp)}, expected a Jp")
     if not isinstance(constraint, Constraint):
-        raise InputError(f"constraint: got {type(constraint).__name__}, expected Constraint(nodes, values)")
+        raise InputError(f"constraint: got {kind_of(constraint)}, expected Constraint(nodes, values)")
     if jp.p == 1:
         raise InputError("p: got 1, expected p > 1, for which the extension is unique; use p slightly above 1")
     rtol = check_number("rtol", rtol, minimum=0, strict=True)
