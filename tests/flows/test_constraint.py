@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -361,6 +362,24 @@ def test_what_is_refused() -> None:
     late = nl.solve(flow(values=lambda t: 1.0 if t < 0.5 else np.nan), start, t=1, integrator=nl.ETD2RK(0.1))
     assert not late.success
     assert "values: NaN or infinite at t=0.5" in late.message
+
+
+@pytest.mark.parametrize("integrator", [nl.RungeKutta(), nl.Rosenbrock(), nl.ExplicitEuler(0.01)], ids=repr)
+@pytest.mark.parametrize("name", ["values", "source", "observed"])
+def test_no_shorter_step_is_tried_for_a_term_without_a_value(name: str, integrator: Any) -> None:
+    """No tolerance and no precision helps."""
+    size = len(NODES) if name == "values" else N
+
+    def run(late: Any) -> nl.Solution:
+        given = {name: lambda t: np.zeros(size) if t < 0.5 else late}
+        built = flow(**given) if name == "values" else nl.GradientFlow(nl.E(WEIGHTS, F, 0.7), **given)
+        return nl.solve(built, START, t=1, integrator=integrator, energies=False)
+
+    failed = run(np.full(size, np.nan))
+    assert not failed.success
+    assert re.fullmatch(rf"{name}: NaN or infinite at t=0\.5\d*; expected finite values at all times", failed.message)
+    with pytest.raises(InputError, match=rf"^{name}: got shape \(7,\) at t=0\.5\d*, expected"):
+        run(np.zeros(7))
 
 
 @pytest.mark.parametrize("measure", ["l2", "degree"])

@@ -41,7 +41,7 @@ from nlflow.errors import (
 )
 from nlflow.flows.noise import Noise
 from nlflow.flows.second_order import SecondOrder, response
-from nlflow.flows.terms import TermError
+from nlflow.functionals.constraint import TermError
 from nlflow.kernels import RadialKernel
 from nlflow.kernels.interactions import Interaction
 

@@ -7,9 +7,16 @@ from typing import Any
 
 from nlflow._array import Array, kept_like, namespace, over_channels, same_kind
 from nlflow.affinities import Affinity
-from nlflow.errors import InputError, NumericalError, is_function, kind_of
+from nlflow.errors import InputError, is_function, kind_of
 from nlflow.flows.reactions import Reaction
-from nlflow.functionals.constraint import Constraint, Held, as_constraint, count_arguments
+from nlflow.functionals.constraint import (
+    Constraint,
+    Held,
+    TermError,
+    as_constraint,
+    count_arguments,
+    term_at_a_time,
+)
 
 
 class Source:
@@ -35,10 +42,6 @@ class Source:
         self.values = values
 
 
-class TermError(NumericalError):
-    """A term has no value at some time, which no shorter step changes."""
-
-
 class Signal:
     """A signal that may change with time."""
 
@@ -49,6 +52,7 @@ class Signal:
         self._given = given if self.timed else _own(affinity.check_signal(name, given))
         self._affinity = affinity
 
+    @term_at_a_time()
     def at(self, t: float, like: Array | None = None) -> Array:
         """Return the signal at time t, or raise `InputError` for another kind than `like`, `TermError` for NaN."""
         found = self._called(t, like) if self.timed else self._given

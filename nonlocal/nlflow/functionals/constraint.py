@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,22 @@ from nlflow.affinities import Affinity
 from nlflow.errors import InputError, NumericalError, check_array, check_detached, check_integer, is_function, kind_of
 
 _LISTED = ("stencil", "sparse")  # methods whose edges are few and listed at once
+
+
+class TermError(NumericalError):
+    """A term has no value at some time, which no shorter step changes."""
+
+
+class TermInputError(InputError):
+    """A term is of another kind at some time, which no shorter step changes."""
+
+
+@contextmanager
+def term_at_a_time() -> Iterator[None]:
+    try:
+        yield
+    except InputError as error:
+        raise TermInputError(*error.args) from error
 
 
 def count_arguments(
@@ -184,6 +201,7 @@ class Held:
         mask = kept_like(self.mask, like, namespace(like).bool)
         return mask if mask.ndim == like.ndim else mask[..., None]
 
+    @term_at_a_time()
     def _formed(self, t: float, like: Array) -> Array:
         values: Any = self._given.values
         where = f" at t={t:.6g}" if self.timed else ""
@@ -199,13 +217,13 @@ class Held:
                 f"{tuple(like.shape)}, that of the signal"
             )
         if not np.isfinite(found).all():
-            raise NumericalError(f"values: NaN or infinite{where}; expected finite values at all times")
+            raise TermError(f"values: NaN or infinite{where}; expected finite values at all times")
         flat = np.zeros((self.mask.size, *rows[1:]))
         flat[self._order] = found.reshape(flat.shape)[self._order] if found.shape == tuple(like.shape) else found
         with np.errstate(over="ignore"):
             result = constant_like(flat.reshape(tuple(like.shape)), like)
         if not bool(namespace(result).all(namespace(result).isfinite(result))):
-            raise NumericalError(f"values: too large for {like.dtype}{where}; scale them down, or use float64")
+            raise TermError(f"values: too large for {like.dtype}{where}; scale them down, or use float64")
         return result
 
     def __repr__(self) -> str:

@@ -12,7 +12,7 @@ from nlflow.flows.flow import Flow
 from nlflow.flows.integrators.exponential import modes_of
 from nlflow.flows.integrators.runge_kutta import Embedded, Tried, combine, weighted
 from nlflow.flows.linear import LinearFlow
-from nlflow.flows.terms import TermError
+from nlflow.functionals.constraint import TermError, TermInputError
 from nlflow.functionals.krylov import gmres
 
 _MOST = 1000  # derivatives of the velocity for one linear system
@@ -115,7 +115,7 @@ class Rosenbrock(Embedded):
                     force = force + (h * r) * rate
                 slopes.append(self._solved(flow, u, h, force))
             moved = u + combine((*table.stages[-1], 1.0), slopes)
-        except TermError:
+        except (TermError, TermInputError):
             raise
         except (InputError, NumericalError) as error:
             return Tried(flow, u, None, math.inf, str(error))

@@ -16,7 +16,7 @@ from nlflow.flows.integrators.base import Around, Integrator, StepFailureError, 
 from nlflow.flows.integrators.fixed_step import FixedStep
 from nlflow.flows.linear import LinearFlow
 from nlflow.flows.spectrum import is_told
-from nlflow.flows.terms import TermError
+from nlflow.functionals.constraint import TermError, TermInputError
 
 PIECES = "_pieces"
 """Under which name the memory of a step holds a list that takes its pieces, where somebody asks for them."""
@@ -318,7 +318,7 @@ class RungeKutta(Embedded):
                 stage = here.held(stage)
                 here = _at(here, stage)
                 slopes.append(here.velocity(stage))
-            except TermError:
+            except (TermError, TermInputError):
                 raise
             except (InputError, NumericalError) as error:
                 return Tried(flow, u, first, math.inf, str(error))
@@ -406,7 +406,7 @@ class Adaptive(Around):
             self._tolerances.check_step(h, t, target, failure)
             try:
                 after, error = self._try(flow, u, t, clipped)
-            except TermError:
+            except (TermError, TermInputError):
                 raise
             except (InputError, NumericalError, StepFailureError) as refusal:
                 after, error, failure = u, math.inf, str(refusal)
