@@ -237,3 +237,22 @@ def test_other_kernels_against_integrals(options: dict[str, float]) -> None:
         errors.append(error(a.apply(u), exact * u))
     assert errors[1] < 2e-4
     assert errors[1] < errors[0] / 2
+
+
+@pytest.mark.parametrize("unit", [1e-30, 1.0, 1e25])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_a_torus_tells_the_residual_of_each_channel_and_whether_it_is_wanted(dtype: Any, unit: float) -> None:
+    a = FractionalLaplacian(Grid(16, 1.0, "periodic"), 0.7)
+    wave = np.cos(2 * np.pi * np.arange(16) / 16 * np.array([[1], [5]])).T
+    b = (wave * [unit, 1e-6 * unit]).astype(dtype)
+    b -= b.mean(axis=0)
+    matrix = np.stack([a.apply(e) for e in np.eye(16)], axis=1)
+    found = a.solve(b)
+    assert found.u.dtype == dtype
+    assert found.success, found.message
+    left = np.linalg.norm(matrix @ found.u.astype(float) / unit - b.astype(float) / unit, axis=0)
+    residual = (left / np.linalg.norm(b.astype(float) / unit, axis=0)).max()
+    assert residual / 20 <= found.residual + np.finfo(dtype).eps <= 20 * (residual + np.finfo(dtype).eps)
+    refused = a.solve(b, rtol=1e-20)
+    assert not refused.success
+    assert "above rtol=1e-20" in refused.message

@@ -12,6 +12,7 @@ import pytest
 import nlflow as nl
 from nlflow import E, Ep, Gaussian, Grid, InputError, J, Jp, MemoryLimitError, NumericalError, Patch, Points, affinity
 from nlflow.affinities import SparseAffinity, TableStencil
+from nlflow.functionals import variational
 from nlflow.functionals.fidelity import MatrixFidelity
 from nlflow.functionals.variational import reweighted
 from nlflow.functionals.variational.jp import Graph
@@ -324,6 +325,30 @@ def test_units_do_not_matter(p: float) -> None:
     np.testing.assert_allclose(shifted.u - 1000, found.u, rtol=0, atol=1e-6)
 
 
+@pytest.mark.parametrize("p", [1, 1.2, 1.5, 4])
+def test_the_unit_of_length_does_not_matter(p: float) -> None:
+    """Isotropic slopes have it: w = c^2 w' and lambda = c^p lambda' give c^(2 + p) E_p."""
+    f, ends = normal((6, 5), 4), nl.Constraint([0, 17], [0.0, 1.0])
+
+    def solved(c: float) -> Any:
+        k = affinity(Gaussian(c), Grid((6, 5), c, "isolated"), window=2)
+        e = Ep(k, f, 0.5 * c**p, p, isotropic=True)
+        extension = variational.harmonic_extension(e, ends) if p > 1.4 else e.minimizer()
+        flow = nl.PFlow(e)
+        steps = [nl.LaggedDiffusivity(c**-p).step(flow, f, c**-p)] if p <= 2 else []
+        return e.minimizer(), extension, steps
+
+    found, extension, steps = solved(1.0)
+    for c in (1e-8, 1e4):
+        other, again, moved = solved(c)
+        assert other.success, other.message
+        assert again.success, again.message
+        assert other.iterations <= 1.2 * found.iterations
+        np.testing.assert_allclose(other.u, found.u, rtol=0, atol=1e-5)
+        np.testing.assert_allclose(again.u, extension.u, rtol=0, atol=1e-5)
+        np.testing.assert_allclose(moved, steps, rtol=0, atol=1e-8)
+
+
 @pytest.mark.parametrize("p", [1, 1.2, 1.5])
 def test_a_fidelity_that_is_nothing_beside_differences_or_all_there_is(p: float) -> None:
     """Then each part of the graph has its mean, and u is f; the value is that of the functional."""
@@ -431,7 +456,7 @@ def test_bad_arguments() -> None:
         with pytest.raises(InputError, match=r"^fidelity: got shape .*, expected .* or \(6, 5\), one for each node$"):
             Ep(k, f[..., None], wrong, 1.5)
     with pytest.raises(InputError, match=r"^fidelity: got MatrixFidelity, expected a number or one for each node"):
-        Ep(k, f[..., None], MatrixFidelity(np.ones((6, 5, 1, 1))), 1.5)
+        Ep(k, np.stack([f, f], axis=-1), MatrixFidelity(np.eye(2) * np.ones((6, 5, 1, 1))), 1.5)
     for p in (1, 1.5):
         with pytest.raises(InputError, match=r"^fidelity: got 0 at every node"):
             Ep(k, f, 0.0, p).minimizer()

@@ -164,7 +164,8 @@ class LaggedDiffusivity(FixedStep):
     ----------
     dt : float
     smoothing : float
-        s in (|u_i - u_j|^2 + s^2)^(1/2), in units of the range of u.
+        s in (|u_i - u_j|^2 + s^2)^(1/2), in units of the range of u; if isotropic |grad u|_i in place of
+        |u_i - u_j|, and of s the slope of such differences.
     """
 
     order = 1.0

@@ -308,7 +308,7 @@ class FractionalLaplacian:
         maxiter = check_integer("maxiter", maxiter, minimum=1)
         given = _as(self._from_exterior(exterior), b)
         if self.grid.boundary == "periodic":
-            return self._solve_torus(b)
+            return self._solve_torus(b, rtol)
         with np.errstate(over="ignore"):
             b = _in_range("rhs", b + given)
         size = power_of_two(float(np.abs(b).max()))  # taken out, so that squares stay in range
@@ -317,10 +317,8 @@ class FractionalLaplacian:
         precondition = self._capacitance
         # In units of the sum of weights, so that squares stay in range for any unit of length.
         unit = power_of_two(self._lattice.total)
-        first = precondition(b) * unit
         if rtol is None:
-            # Sums are off by some roundings of the sum of weights times u, of which the first guess tells the size.
-            rtol = max(default_rtol(b), 64 * float(np.finfo(b.dtype).eps) * float(np.abs(first).max()))
+            rtol = self._reachable(precondition(b), b)
         diagonal = _as((self._lattice.total + self._extra) / unit, b)
         rows = Rows(
             lambda v: self._operator(v / unit), lambda v: v / diagonal, lambda v: v * diagonal,
@@ -379,7 +377,7 @@ class FractionalLaplacian:
             return np.full(self.domain.shape, check_number("rhs", rhs))
         return self._check_signal("rhs", rhs)
 
-    def _solve_torus(self, b: NDArray[Any]) -> Minimizer:
+    def _solve_torus(self, b: NDArray[Any], rtol: float | None) -> Minimizer:
         axes = tuple(range(self.grid.ndim))
         mean = np.abs(b.mean(axis=axes)).max()
         if mean > 1e-6 * np.abs(b).max():
@@ -389,12 +387,24 @@ class FractionalLaplacian:
         from nlflow.functionals.preconditioners.transform import Diagonal
 
         transform = Diagonal(self.affinity)
-        rest = transform.rest * float(2 * self.affinity.degree.flat[0])
-        rest.flat[0] = math.inf
-        u = transform.back(transform.times(1 / rest, transform.forward(b)), b.dtype)
-        size = float(np.linalg.norm(b)) or 1.0
-        residual = float(np.linalg.norm(self._operator(u) - (b - b.mean(axis=axes)))) / size
-        return Minimizer(u, residual, 0, True, f"residual {residual:.3g} by the Fourier transform")
+        eigenvalues = transform.rest * float(2 * self.affinity.degree.flat[0])
+        eigenvalues.flat[0] = math.inf
+        u = transform.back(transform.times(1 / eigenvalues, transform.forward(b)), b.dtype)
+        unit = power_of_two(float(np.abs(b).max()))
+        left, b = self._operator(u / unit) - (b - b.mean(axis=axes)) / unit, b / unit
+        rest, size = (np.linalg.norm(v.reshape(self.domain.size, -1).astype(np.float64), axis=0) for v in (left, b))
+        residual = float(np.max(rest / np.where(size > 0, size, 1.0)))
+        if rtol is None:
+            rtol = self._reachable(u / unit, b)
+        success = residual <= rtol
+        advice = "" if success else f", above rtol={rtol:g}, which {u.dtype} does not reach"
+        return Minimizer(u, residual, 0, success, f"residual {residual:.3g} by the Fourier transform{advice}")
+
+    def _reachable(self, u: NDArray[Any], b: NDArray[Any]) -> float:
+        """Return the relative residual that rounding allows a solution of about `u`, for a `b` of size about 1."""
+        # Sums are off by some roundings of the sum of weights times u.
+        largest = float(np.abs(u).max()) * power_of_two(self._lattice.total)
+        return max(default_rtol(b), 64 * float(np.finfo(b.dtype).eps) * largest)
 
 
 def _in_range(name: str, values: NDArray[Any]) -> NDArray[Any]:

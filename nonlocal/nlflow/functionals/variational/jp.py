@@ -164,9 +164,20 @@ class Jp:
         """Return the weights of the edges times their factors, or the mean of those of both nodes."""
         return np.asarray(self.graph.weights * (self.graph.over_edges(factors) if self.isotropic else factors))
 
+    @property
+    def steepness(self) -> float:
+        """About the slope of differences of 1: 1 on edges; if isotropic it depends on the unit of length."""
+        if not self.isotropic or not len(self.graph):
+            return 1.0
+        return math.sqrt(float(self.graph.degree.sum()) / float(self.measure.sum()))
+
+    def smooth(self, slopes: Floats, smoothing: float) -> Floats:
+        """Return (x^2 + s^2)^(1/2), where s is the slope of differences of `smoothing`."""
+        return np.asarray(np.hypot(slopes, smoothing * self.steepness))
+
     def smoothed(self, slopes: Floats, smoothing: float) -> float:
-        """Return 1/(2p) sum m (x^2 + smoothing^2)^(p/2)."""
-        powers = np.hypot(slopes, smoothing) ** self.p
+        """Return 1/(2p) sum m (x^2 + s^2)^(p/2); see `smooth`."""
+        powers = self.smooth(slopes, smoothing) ** self.p
         return float(np.sum(self.measure * powers)) / (2 * self.p)
 
     def rounding(self, rigid: Floats, dtype: Any) -> float:
@@ -187,8 +198,8 @@ class Jp:
         return None
 
     def lagged(self, slopes: Floats, smoothing: float) -> Floats:
-        """Return the factors (x^2 + smoothing^2)^((p - 2)/2)."""
-        return np.asarray(np.hypot(slopes, smoothing) ** (self.p - 2))
+        """Return the factors (x^2 + s^2)^((p - 2)/2); see `smooth`."""
+        return np.asarray(self.smooth(slopes, smoothing) ** (self.p - 2))
 
     # ---- what users call
 

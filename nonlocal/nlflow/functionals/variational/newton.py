@@ -52,7 +52,7 @@ class Problem:
 
     def _curves(self, x: Floats, smoothing: float) -> tuple[Floats, Floats]:
         """Return psi'(x) / x and psi''(x) of psi(x) = (x^2 + s^2)^(p / 2) / p, 0 for p > 2 where x and s are."""
-        p, length = self.jp.p, np.hypot(x, smoothing if self.jp.p < 2 else 0.0)
+        p, length = self.jp.p, self.jp.smooth(x, smoothing if self.jp.p < 2 else 0.0)
         safe = np.where(length > 0, length, 1.0)
         lagged = np.where(length > 0, safe ** (p - 2), 1.0 if p == 2 else 0.0)
         return self.factor * lagged, self.factor * lagged * (1 + (p - 2) * (x / safe) ** 2)

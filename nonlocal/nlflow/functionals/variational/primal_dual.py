@@ -99,6 +99,8 @@ class _Iteration:
         self.saddle = Saddle(u, np.zeros((len(graph), f.shape[1]), dtype) if dual is None else np.array(dual))
         self._seen, self._ahead = u.copy(), np.empty_like(u)
         self._fall = 2 * float(f[rigid > 0].std()) or 1.0
+        if nodes:  # in the units of the dual vectors of nodes
+            self._fall *= math.sqrt(float(degree.mean()))
         self._balanced = (self.saddle.u.copy(), self.saddle.q.copy())
         self._raise = edge_loop("raise_nodes", dtype) if nodes else None
         self._lower = edge_loop("lower_nodes" if nodes else "step_edges", dtype)

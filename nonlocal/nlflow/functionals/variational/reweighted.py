@@ -54,7 +54,9 @@ def iterates(jp: Jp, f: Floats, fidelity: Floats, start: Floats | None) -> Itera
         misfit = 0.5 * float(np.sum(rigid[:, None] * (u - f) ** 2))
         # The flux of the linear problem leaves nothing of the fidelity's part but its residual. Where it is larger than
         # the p-th power allows the cells' part grows fast as p tends to 1, and a field that is cut there does better.
-        cut = np.minimum(factors, np.maximum(slopes, smoothing) ** (jp.p - 1) / np.maximum(slopes, 1e-300))
+        cut = np.minimum(
+            factors, np.maximum(slopes, smoothing * jp.steepness) ** (jp.p - 1) / np.maximum(slopes, 1e-300)
+        )
         gap = min(_gap(jp, slopes, field, u, f, rigid) for field in (factors, cut))
         yield Iterate(u, jp.smoothed(slopes, 0.0) + misfit, jp.smoothed(slopes, smoothing) + misfit, gap)
         factors = jp.lagged(slopes, smoothing)
