@@ -456,7 +456,7 @@ def test_a_log_of_a_folder_names_files_and_begins_once(
         (["in.png", "nowhere/out.png"], "does not exist"),
         (
             ["in.png", "in.npy/out.png"],
-            "in.npy, a file, as the folder, expected a file that can be written; choose another",
+            "in.npy, a file, as the folder, expected a file that can be written",
         ),
         (["x" * 300, "out.png"], "xxx...: File name too long; choose a shorter name"),
         (["in.png", "in.png"], "OUT: got in.png, the same file as IN"),

@@ -133,10 +133,11 @@ def _check_filled(ctx: Any, words: list[str]) -> None:
     for before, word in zip([ctx.info_name, *words], words, strict=False):
         option = word.startswith("--") and word.endswith("=")
         if not word or option:
-            raise typer.BadParameter(
-                f"got an empty word after {word.removesuffix('=') if option else before!r}, expected a name or a value; "
-                "a variable of the shell may be empty", ctx
-            )  # fmt: skip
+            place = word.removesuffix("=") if option else before
+            told = (
+                f"got an empty word after {place!r}, expected a name or a value; a variable of the shell may be empty"
+            )
+            raise typer.BadParameter(told, ctx)
 
 
 def _show_all(ctx: Any, _: Any, wanted: bool) -> None:
