@@ -1,5 +1,7 @@
 """Impulses: sampling, where they are found, and pictures that have none."""
 
+import math
+
 import numpy as np
 import pytest
 from scipy.ndimage import median_filter
@@ -167,7 +169,8 @@ def test_what_was_found_is_filled_in():
 @pytest.mark.parametrize(
     ("arguments", "name"),
     [((1.0, 0, 1), "density"), ((-0.1, 0, 1), "density"), ((0.1, 2, 1), "low"), ((0.1, 0, np.inf), "high"),
-     ((0.1, 0, 1, 2), "random"), (("a", 0, 1), "density")],
+     ((0.1, 0, 1, 2), "random"), (("a", 0, 1), "density"), ((None, 0.0), "low"), ((None, math.nan, 255), "high"),
+     ((None, math.nan, math.nan, True), "random")],
 )  # fmt: skip
 def test_bad_models_are_refused(arguments, name):
     with pytest.raises(InputError, match=f"^{name}: got"):

@@ -38,15 +38,15 @@ Array = NDArray[Any]
 
 def check_samples(samples: Any, missing: Any, name: str = "samples") -> None:
     """Raise `InputError` for anything but real samples (..., C) of NumPy and booleans (...); no value is read."""
-    if not isinstance(samples, np.ndarray) or isinstance(samples, np.ma.MaskedArray):
+    if not isinstance(samples, np.ndarray) or isinstance(samples, np.ma.MaskedArray | np.matrix):
         got, remedy = type(samples).__name__, "convert it, as with numpy.asarray"
         raise InputError(f"{name}: got {got}, expected a NumPy array of shape (..., C), channels last; {remedy}")
     if samples.dtype.kind not in "biuf":
         raise InputError(f"{name}: got dtype {samples.dtype}, expected real numbers")
-    if not 2 <= samples.ndim <= 4:
+    if not 2 <= samples.ndim <= 4 or not samples.size:
         raise InputError(
-            f"{name}: got shape {samples.shape}, expected one to three axes and a last one for the channels; "
-            "of a single channel that is samples[..., None]"
+            f"{name}: got shape {samples.shape}, expected one to three axes and a last one for the channels, none "
+            "empty; of a single channel that is samples[..., None]"
         )
     if missing is not None:
         check_missing(missing, samples.shape[:-1])

@@ -63,6 +63,10 @@ class Impulses(Strewn):
 
     def __post_init__(self) -> None:
         if self.density is None:
+            for name in ("low", "high", "random"):
+                if getattr(self, name) is not type(self).__dataclass_fields__[name].default:
+                    raise InputError(f"{name}: got {getattr(self, name)!r} without a density, where all is found; give "
+                                     "density too, or leave it out")  # fmt: skip
             return
         bounds = type(self).__dataclass_fields__["density"].metadata
         check_number("density", self.density, **bounds)
