@@ -75,6 +75,17 @@ def waves(rows: int = 40, columns: int = 40) -> Floats:
     return np.asarray(np.sin(x / 3) * np.cos(y / 5) + 0.7 * (x > y))
 
 
+def ellipsoids(seed: int, shape: tuple[int, int, int] = (24, 64, 64)) -> Floats:
+    """Return a phantom of five levels within sharp borders."""
+    rng = np.random.default_rng(seed)
+    place = np.stack(np.meshgrid(*(np.linspace(-1, 1, n) for n in shape), indexing="ij"), axis=-1)
+    volume = np.zeros(shape)
+    for k in range(5):
+        centre, radii = rng.uniform(-0.4, 0.4, 3) * (k > 0), rng.uniform(0.25, 0.6, 3) if k else (0.9, 0.8, 0.75)
+        volume[np.square((place - centre) / radii).sum(axis=-1) < 1] = rng.uniform(30, 250)
+    return volume
+
+
 def steps_and_waves(length: int = 400) -> Floats:
     t = np.arange(length)
     return np.asarray(np.sin(t / 20) + np.sign(np.sin(t / 33)))

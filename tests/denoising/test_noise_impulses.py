@@ -11,7 +11,7 @@ from skimage import data
 from nlflow import InputError, denoise
 from nlflow.denoising.noise import HotPixels, Impulses, estimate_noise, find_hot_pixels, find_impulses
 from nlflow.denoising.noise.finding import finders
-from tests.pictures import psnr, steps_and_waves, waves
+from tests.pictures import ellipsoids, noisy, psnr, steps_and_waves, waves
 
 CLEAN = {name: getattr(data, name)().astype(np.float32)[:256, :256] for name in ("camera", "coins", "brick", "grass",
                                                                                    "page", "text", "moon")}  # fmt: skip
@@ -286,6 +286,11 @@ def test_hot_and_dead_pixels_and_tracks_of_cosmic_rays_are_missing():
     assert np.count_nonzero(missing & ~strange) <= 1
     told = estimate_noise(z).model
     assert told.parts[0].kind == "hot-pixels"
+
+
+@pytest.mark.parametrize("sigma", [1.0, 7.0])
+def test_the_points_of_sharp_borders_in_all_slices_are_no_hot_pixels(sigma):
+    assert find_hot_pixels(noisy(ellipsoids(1), sigma)[..., None]) is None
 
 
 def test_hot_pixels_of_a_sharp_photograph_are_found_where_they_are_strewn():

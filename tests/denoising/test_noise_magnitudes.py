@@ -24,6 +24,7 @@ from nlflow.denoising.noise.finding.places import find_places
 from nlflow.denoising.noise.finding.verdict import examine
 from nlflow.denoising.noise.models import magnitudes
 from nlflow.errors import FileFormatError
+from tests.pictures import ellipsoids
 
 COILS = [1.0, 2.5, 8.0, 64.0]
 PLACES = np.array([0.0, 0.01, 0.3, 1.0, 2.0, 3.7, 6.0, 9.0, 30.0, 100.0])
@@ -240,13 +241,7 @@ def test_volumes_with_a_background_are_known_by_it():
 @pytest.mark.parametrize(("coils", "seed"), [(4.0, 4), (8.0, 4)])
 def test_magnitudes_of_several_coils_behind_sharp_edges_are_no_counts(coils, seed):
     """Variances at edges lift the line of counts, which is far above those of bright parts then."""
-    rng, place = np.random.default_rng(seed), np.stack(np.meshgrid(*(np.linspace(-1, 1, n) for n in (24, 64, 64)),
-                                                                   indexing="ij"), axis=-1)  # fmt: skip
-    clean = np.zeros(place.shape[:-1])
-    for k in range(5):
-        centre, radii = rng.uniform(-0.4, 0.4, 3) * (k > 0), rng.uniform(0.25, 0.6, 3) if k else (0.9, 0.8, 0.75)
-        clean[np.square((place - centre) / radii).sum(axis=-1) < 1] = rng.uniform(30, 250)
-    found = examine(NoncentralChi(4.0, coils).sample(clean, rng=seed)[..., None])
+    found = examine(NoncentralChi(4.0, coils).sample(ellipsoids(seed), rng=seed)[..., None])
     assert isinstance(found.model, NoncentralChi)
     assert found.model.sigma == pytest.approx(4, rel=0.05)
 

@@ -60,7 +60,7 @@ class Outliers:
         ring = [padded[rows + i, along + j] for i, j in itertools.product((1, 2, 3), repeat=2) if (i, j) != (2, 2)]
         beside = np.max((np.array(ring) - middle) * np.sign(above), axis=0) if len(near) else above
         alone = beside < OfSharpness.alone * np.abs(above)
-        return cls(rows, along, unit * above, excess, alone, _is_soft(z, most * least), z.shape)
+        return cls(rows, along, unit * above, excess, alone, _is_soft(z, most * least, band), z.shape)
 
     @property
     def found(self) -> NDArray[np.bool_]:
@@ -135,15 +135,22 @@ def _like(bend: Values, above: Values, share: tuple[float, float]) -> NDArray[np
     return (ratio > share[0]) & (ratio < share[1])
 
 
-def _is_soft(z: Values, least: float) -> bool:
+def _is_soft(z: Values, least: float, band: int | None) -> bool:
     """Tell whether no step of the picture, of three differences of one sign, is as sharp as a pixel.
 
     Behind optics of 0.8 pixels the middle difference of a step is half of the three.
     """
-    steps = np.diff(z[::2], axis=1)
-    three = np.stack([steps[:, :-2], steps[:, 1:-1], steps[:, 2:]])
+    whole = band is None or len(z) % band > 0
+    bands = z if whole else z.reshape(-1, band, z.shape[1])
+    share = np.concatenate([_shares(z[::2], least), _shares(np.swapaxes(bands[..., ::2], -1, -2), least)])
+    return len(share) < OfSharpness.least_steps or float(np.quantile(share, 0.9)) < OfSharpness.soft
+
+
+def _shares(lines: Values, least: float) -> Values:
+    """Return of steps along the last axis the middle difference over all three, where that is the greatest."""
+    steps = np.diff(lines, axis=-1)
+    three = np.stack([steps[..., :-2], steps[..., 1:-1], steps[..., 2:]])
     whole = three.sum(axis=0)
     one_sign = (three * np.sign(whole) >= 0).all(axis=0) & (np.abs(whole) > least)
     sizes = np.abs(three[:, one_sign])
-    share = (sizes[1] / sizes.sum(axis=0))[sizes[1] >= sizes.max(axis=0)]
-    return len(share) < OfSharpness.least_steps or float(np.quantile(share, 0.9)) < OfSharpness.soft
+    return np.asarray((sizes[1] / sizes.sum(axis=0))[sizes[1] >= sizes.max(axis=0)])
