@@ -285,3 +285,13 @@ def test_inputs_of_one_sequence_are_gathered_and_say_the_same() -> None:
     for alone, padded in zip(one, other, strict=True):
         assert alone["mixing"] == pytest.approx(padded["mixing"], abs=1e-12)
         assert alone["change"] == pytest.approx(padded["change"], abs=1e-12)
+
+
+def test_padding_of_texts_is_none_in_a_decoder_too() -> None:
+    model = Pipeline(build("bart"))
+    several = probe(model, TEXTS)
+    for number, text in enumerate(TEXTS[:2]):
+        for layer, alone in zip(several, probe(model, text), strict=True):
+            assert int(layer.tokens[number].sum()) == len(text.split())
+            for name in ("mean_cosine", "energy"):
+                np.testing.assert_allclose(layer.quantities[name][number], alone.quantities[name][0], rtol=1e-4)

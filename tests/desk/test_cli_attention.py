@@ -77,6 +77,26 @@ def folder(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
 run, fails = partial(commands.run, "attention"), partial(commands.fails, "attention")
 
 
+def test_models_of_two_sides(folder: Path) -> None:
+    """The decoder of T5 gets the same tokens, moved on by one; CLIP needs a picture beside its text."""
+    torch.manual_seed(0)
+    sizes = {"d_model": 16, "d_kv": 8, "num_layers": 2, "num_heads": 2, "d_ff": 32}
+    model = transformers.T5Model(transformers.T5Config(**sizes, vocab_size=20, decoder_start_token_id=0)).eval()
+    model.save_pretrained("t5")
+    report = json.loads(run("t5", "--tokens", folder / "ids.npy", "--json").stdout)
+    ids = torch.from_numpy(np.load(folder / "ids.npy"))
+    moved = torch.cat([torch.zeros(2, 1, dtype=ids.dtype), ids[:, :-1]], dim=1)
+    rows = probe(load_model("t5"), {"input_ids": ids, "decoder_input_ids": moved}).rows()
+    assert len(rows) == 6
+    assert [row["cosine"] for row in report["rows"]] == [row["cosine"] for row in rows]
+    np.save("x.npy", np.ones((6, 16)))
+    assert "tokens: got embeddings for T5Model, which takes none alone" in fails("t5", "--tokens", "x.npy")
+    both = {"text_config": WIDE | {"vocab_size": 20}, "vision_config": WIDE | {"image_size": 8, "patch_size": 2}}
+    transformers.CLIPModel(transformers.CLIPConfig(**both, projection_dim=8)).save_pretrained("clip")
+    refused = fails("clip", "--tokens", folder / "ids.npy")
+    assert "MODEL: got CLIPModel, which compares texts with pictures and does not run on one of them" in refused
+
+
 def test_table(folder: Path) -> None:
     lines = run(folder / "bert", "--text", TEXT).stdout.splitlines()
     assert lines[0] == "BertModel: 2 layers of 2 heads, 11 tokens"

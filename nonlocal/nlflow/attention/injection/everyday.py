@@ -20,6 +20,7 @@ from nlflow.attention.injection.inputs import (
     takes,
     takes_a_mapping,
     tokenizer_of,
+    with_decoder,
 )
 from nlflow.errors import InputError, warn_caller
 
@@ -126,7 +127,7 @@ def _of_texts(model: Any, texts: list[str]) -> dict[str, Tensor]:
         return made
     if not takes(network, "input_ids"):
         raise InputError(f"inputs: got texts for {type(network).__name__}, which takes none; give it what it takes")
-    return {name: value for name, value in made.items() if takes(network, name)}
+    return with_decoder(network, {name: value for name, value in made.items() if takes(network, name)})
 
 
 def _source(network: nn.Module) -> str:

@@ -62,11 +62,28 @@ def text_inputs(model: nn.Module, source: str | os.PathLike[str], text: Any) -> 
             f"text: got {count} tokens, more than the {most} positions of the model; the first {most} are used",
         )
         whole = tokenizer(text, truncation=True, max_length=most, padding=False)
-    return {
-        name: torch.tensor([whole[name]])
-        for name in ("input_ids", "attention_mask", "token_type_ids")
-        if name in whole and takes(model, name)
-    }
+    names = ("input_ids", "attention_mask", "token_type_ids")
+    return with_decoder(
+        model, {name: torch.tensor([whole[name]]) for name in names if name in whole and takes(model, name)}
+    )
+
+
+def with_decoder(model: Any, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return tokens with those of a decoder: the same, moved on by one, which some models do by themselves."""
+    if "input_ids" not in inputs or not takes(model, "decoder_input_ids"):
+        return inputs
+    found = dict(inputs)
+    if _needs_decoder_ids(model):
+        found["decoder_input_ids"] = model._shift_right(inputs["input_ids"])
+    mask = inputs.get("attention_mask")
+    if mask is not None and not bool(mask.all()) and takes(model, "decoder_attention_mask"):
+        found["decoder_attention_mask"] = mask
+    return found
+
+
+def _needs_decoder_ids(model: Any) -> bool:
+    start = getattr(getattr(model, "config", None), "decoder_start_token_id", None)
+    return start is not None and callable(getattr(model, "_shift_right", None)) and takes(model, "decoder_input_ids")
 
 
 def encoded(name: str, tokenizer: Any, source: object, text: str) -> Any:
@@ -249,9 +266,10 @@ def token_inputs(model: nn.Module, tokens: Any) -> dict[str, Tensor]:
         hint = "token numbers are integers, of shape (N,) or (B, N): tokens.astype(int)"
         values = np.asarray(check_array("tokens", array, ndim=(2, 3), hint=hint), dtype=np.float32)
         width = getattr(config, "embedding_size", getattr(config, "hidden_size", None))
-        if not takes(model, "inputs_embeds"):
+        if not takes(model, "inputs_embeds") or _needs_decoder_ids(model):
             raise InputError(
-                f"tokens: got embeddings for {type(model).__name__}, which takes none; give it an image or a text"
+                f"tokens: got embeddings for {type(model).__name__}, which takes none alone; give it an image, a text "
+                "or token numbers"
             )
         if width is not None and values.shape[-1] != width:
             raise InputError(
@@ -260,7 +278,7 @@ def token_inputs(model: nn.Module, tokens: Any) -> dict[str, Tensor]:
         inputs = {"inputs_embeds": torch.from_numpy(values.reshape(-1, *values.shape[-2:]))}
     if count > positions(model):
         raise InputError(f"tokens: got {count}, expected at most {positions(model)}, the positions of the model")
-    return inputs
+    return with_decoder(model, inputs)
 
 
 # ---- trials and checks

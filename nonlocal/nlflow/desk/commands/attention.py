@@ -140,12 +140,36 @@ def inputs_of(model: Any, source: str, text: str | None, image: Path | None, tok
     from nlflow.attention import image_inputs, text_inputs, token_inputs
 
     if text is not None:
-        return text_inputs(model, source, text)
+        return runs_alone(model, text_inputs(model, source, text))
     if image is not None:
         from nlflow.desk.commands.attention_data import picture_of
 
-        return image_inputs(model, source, picture_of(image))
-    return token_inputs(model, read_tokens("--tokens", tokens))
+        return runs_alone(model, image_inputs(model, source, picture_of(image)))
+    return runs_alone(model, token_inputs(model, read_tokens("--tokens", tokens)))
+
+
+def runs_alone(model: Any, inputs: Any) -> Any:
+    """Return inputs of one kind, and refuse them for models that compare texts with pictures and need both."""
+    from nlflow.attention.injection.inputs import side_by_side
+    from nlflow.attention.probing.probe import call_of
+    from nlflow.attention.threads import evaluating
+    from nlflow.errors import InputError
+
+    if not side_by_side(model):
+        return inputs
+    import torch
+
+    call = call_of(model, inputs)
+    try:
+        with torch.no_grad(), evaluating(model):
+            call()
+    except Exception as error:
+        raise InputError(
+            f"MODEL: got {type(model).__name__}, which compares texts with pictures and does not run on one of them "
+            f"({error}), expected a model of one; save its part for texts or for pictures alone, or call "
+            "nlflow.attention.probe with both"
+        ) from error
+    return inputs
 
 
 def attention(

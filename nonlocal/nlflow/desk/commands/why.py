@@ -77,7 +77,7 @@ def _inputs(
 ) -> list[Any]:  # fmt: skip
     from nlflow.attention import text_inputs
     from nlflow.attention.injection.everyday import gathered
-    from nlflow.desk.commands.attention import inputs_of
+    from nlflow.desk.commands.attention import inputs_of, runs_alone
     from nlflow.desk.commands.attention_data import texts_of
     from nlflow.errors import InputError, check_integer
 
@@ -92,6 +92,7 @@ def _inputs(
     ][:items]  # fmt: skip
     if not passages:
         raise InputError(f"--texts: got no passage of {words} words in {texts}, expected at least one; give more text")
+    runs_alone(network, text_inputs(network, model, passages[0]))
     return gathered(_marked(text_inputs(network, model, passage), model, True) for passage in passages)
 
 
