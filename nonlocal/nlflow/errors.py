@@ -23,35 +23,12 @@ from numpy.typing import NDArray
 from nlflow._looks import assure, is_tensor
 
 __all__ = [
-    "FileFormatError",
-    "InputError",
-    "KeywordError",
-    "MemoryLimitError",
-    "MissingPackageError",
-    "NlflowError",
-    "NlflowWarning",
-    "NumericalError",
-    "StabilityError",
-    "WorkerError",
-    "all_digits",
-    "check_array",
-    "check_choice",
-    "check_detached",
-    "check_floats",
-    "check_integer",
-    "check_memory",
-    "check_number",
-    "checked_call",
-    "command",
-    "format_bytes",
-    "install_command",
-    "memory_limit",
-    "physical_memory",
-    "quoted",
-    "shortened",
-    "visible",
+    "FileFormatError", "InputError", "KeywordError", "MemoryLimitError", "MissingPackageError", "NlflowError",
+    "NlflowWarning", "NumericalError", "StabilityError", "WorkerError", "all_digits", "check_array", "check_choice",
+    "check_detached", "check_floats", "check_integer", "check_memory", "check_number", "checked_call", "command",
+    "format_bytes", "install_command", "memory_limit", "physical_memory", "quoted", "shortened", "visible",
     "warn_caller",
-]
+]  # fmt: skip
 
 Item = TypeVar("Item", bound=Callable[..., Any])
 
@@ -272,21 +249,9 @@ def check_number(
     name: str, value: Any, *, minimum: float = -math.inf, strict: bool = False, below: float = math.inf,
     finite: bool = True, hint: str = "",
 ) -> float:  # fmt: skip
-    """Return a float.
+    """Return a float; booleans, strings and complex numbers are refused, and infinities where it has to be `finite`.
 
-    Parameters
-    ----------
-    name : str
-    value : object
-        Booleans, strings and complex numbers are refused.
-    minimum : float
-        Smallest allowed value (excluded when `strict`).
-    below : float
-        Value that must not be reached.
-    finite : bool
-        Refuse infinities as well as NaN.
-    hint : str
-        What to do about it; ends the message.
+    It is at least `minimum`, or above it when `strict`, and below `below`; `hint` ends the message.
     """
     bound = ""
     if minimum > -math.inf:
@@ -572,6 +537,17 @@ def check_memory(what: str, needed: int, remedy: str, limit: float | None = None
             raise error
         finally:
             del error  # its traceback holds this frame: a cycle would keep the arrays of all callers in memory
+
+
+@contextmanager
+def renamed(inner: str, name: str) -> Iterator[None]:
+    """Let an `InputError` about an inner argument name that of the function that was called."""
+    try:
+        yield
+    except InputError as error:
+        if not str(error).startswith(f"{inner}: "):
+            raise
+        raise type(error)(f"{name}: {str(error).removeprefix(f'{inner}: ')}") from error
 
 
 @contextmanager

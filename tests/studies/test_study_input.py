@@ -140,3 +140,20 @@ def test_too_many_first_nodes_are_refused_at_once(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("nlflow.markov.MarkovChain.limit", lambda *_: pytest.fail("began"))
     with pytest.raises(MemoryLimitError, match=r"following every first node needs .* use fewer nodes"):
         run_study("mixing", nodes=1000, boundary="periodic")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"origin": [1.0], "nodes": 5, "boundary": "periodic"},
+            r"^origin: got shape \(1,\), expected a node number or",
+        ),
+        ({"origin": 7, "nodes": 5, "boundary": "periodic"}, r"^origin: got node 7, expected one of 0 to 4"),
+        ({"keys": np.ones((4, 2)), "queries": iter([1])}, r"^queries: got dtype object"),
+        ({"keys": np.ones((4, 2)), "queries": 3.0}, r"^queries: got 0 dimension"),
+    ],
+)
+def test_options_are_named_as_they_were_given(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        run_study("mixing", **options)

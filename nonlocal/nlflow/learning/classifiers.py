@@ -77,7 +77,7 @@ class HarmonicClassifier(_Held, ProbabilisticClassifier):
         self, affinity: Any = "knn", *, gamma: float | None = None, n_neighbors: int | None = None,
         metric: str = "euclidean", search: str = "auto", keep: str = "either", fidelity: float | None = None,
         class_prior: Any = None, balance: str = "count", accuracy: float | None = 1e-6, tol: float | None = None,
-        max_iter: int = 10_000, missing: Any = -1, verbose: bool = False,
+        max_iter: int = 10_000, missing: Any = -1, verbose: bool | int = False,
         memory_limit: float | None = None,
     ) -> None:  # fmt: skip
         self.affinity = affinity
@@ -121,7 +121,7 @@ class HarmonicRegressor(_Held, GraphRegressor):
         self, affinity: Any = "knn", *, gamma: float | None = None, n_neighbors: int | None = None,
         metric: str = "euclidean", search: str = "auto", keep: str = "either", fidelity: float | None = None,
         accuracy: float | None = 1e-6, tol: float | None = None, max_iter: int = 10_000,
-        verbose: bool = False,
+        verbose: bool | int = False,
         memory_limit: float | None = None,
     ) -> None:  # fmt: skip
         self.affinity = affinity
@@ -173,7 +173,7 @@ class PoissonClassifier(GraphClassifier):
         self, affinity: Any = "knn", *, gamma: float | None = None, n_neighbors: int | None = None,
         metric: str = "euclidean", search: str = "auto", keep: str = "either", class_prior: Any = None,
         balance: str = "count", accuracy: float | None = 1e-6, tol: float | None = None, max_iter: int = 10_000,
-        missing: Any = -1, verbose: bool = False,
+        missing: Any = -1, verbose: bool | int = False,
         memory_limit: float | None = None,
     ) -> None:  # fmt: skip
         self.affinity = affinity
@@ -321,7 +321,7 @@ class PLaplacianClassifier(_PHarmonic, ProbabilisticClassifier):
         self, affinity: Any = "knn", *, gamma: float | None = None, n_neighbors: int | None = None,
         metric: str = "euclidean", search: str = "auto", keep: str = "either", p: float = 4.0,
         class_prior: Any = None, balance: str = "count", accuracy: float | None = 1e-6, tol: float = 1e-3,
-        max_iter: int = 200, missing: Any = -1, verbose: bool = False,
+        max_iter: int = 200, missing: Any = -1, verbose: bool | int = False,
         memory_limit: float | None = None,
     ) -> None:  # fmt: skip
         self.affinity = affinity
@@ -355,7 +355,7 @@ class PLaplacianRegressor(_PHarmonic, GraphRegressor):
     def __init__(
         self, affinity: Any = "knn", *, gamma: float | None = None, n_neighbors: int | None = None,
         metric: str = "euclidean", search: str = "auto", keep: str = "either", p: float = 4.0,
-        accuracy: float | None = 1e-6, tol: float = 1e-3, max_iter: int = 200, verbose: bool = False,
+        accuracy: float | None = 1e-6, tol: float = 1e-3, max_iter: int = 200, verbose: bool | int = False,
         memory_limit: float | None = None,
     ) -> None:  # fmt: skip
         self.affinity = affinity

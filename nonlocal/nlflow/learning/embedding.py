@@ -110,7 +110,7 @@ class DiffusionMap(TransformerMixin, PointEstimator):
         self, n_components: int = 2, affinity: Any = "rbf", *, gamma: float | None = None,
         n_neighbors: int | None = None, metric: str = "euclidean", search: str = "auto", keep: str = "either",
         alpha: float = 1.0, beta: float | None = None, t: float = 1.0, accuracy: float | None = 1e-8,
-        tol: float = 1e-8, verbose: bool = False, memory_limit: float | None = None,
+        tol: float = 1e-8, verbose: bool | int = False, memory_limit: float | None = None,
     ) -> None:  # fmt: skip
         self.n_components = n_components
         self.affinity = affinity
@@ -261,7 +261,7 @@ def spectral_clustering(
     keep: str = "either",
     accuracy: float | None = 1e-8,
     tol: float = 1e-8,
-    verbose: bool = False,
+    verbose: bool | int = False,
     memory_limit: float | None = None,
 ) -> NDArray[np.intp]:
     """Return clusters of points by the leading modes of P (Ng, Jordan and Weiss 2001; Shi and Malik 2000).

@@ -17,9 +17,9 @@ from nlflow.affinities.nearest import Neighbours, nearest_neighbours
 from nlflow.affinities.pair_sums import PairSums
 from nlflow.backends.threads import one_blas_thread
 from nlflow.domains import Points
-from nlflow.errors import InputError, check_detached, shortened
+from nlflow.errors import InputError, check_detached, renamed, shortened
 from nlflow.kernels import Gaussian, RadialKernel
-from nlflow.learning.inputs import is_precomputed, on_host, points_as_x, symmetrized, weights_of
+from nlflow.learning.inputs import is_precomputed, on_host, symmetrized, weights_of
 from nlflow.learning.widths import VariableWidths, median_rate, width_curve
 
 DENSE_NODES = 4096
@@ -181,7 +181,7 @@ class PointGraph:
                 f"X: got {size} samples for widths between all pairs, expected at most {DENSE_NODES + 1}; pass "
                 "affinity='knn' with n_neighbors"
             )
-        with points_as_x():
+        with renamed("points", "X"):
             self._search = nearest_neighbours(
                 self._points, count, recipe.search, recipe.memory_limit, metric=recipe.metric
             )
@@ -294,7 +294,7 @@ class PointGraph:
         """As `average_at`, without a look at points that are nobody's neighbours."""
         from scipy.sparse import csr_array
 
-        with points_as_x():
+        with renamed("points", "X"):
             rows, highest, widths = search.rows(on_host(points), SELF_TUNING, self.widths)
         seen, places = np.unique(rows.indices, return_inverse=True)
         there = (known[seen] * self.weights[seen]).astype(values.dtype)[:, None]

@@ -71,16 +71,6 @@ def named(name: str) -> Iterator[None]:
         raise kind(f"{name}: {_ADVICE.split(str(error))[0]}") from error
 
 
-@contextmanager
-def points_as_x() -> Iterator[None]:
-    try:
-        yield
-    except InputError as error:
-        if not str(error).startswith("points: "):
-            raise
-        raise InputError(f"X: {str(error).removeprefix('points: ')}") from error
-
-
 def is_precomputed(affinity: Any) -> bool:
     return isinstance(affinity, str) and affinity == "precomputed"
 

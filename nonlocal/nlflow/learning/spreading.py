@@ -104,7 +104,7 @@ class LabelSpreading(ProbabilisticClassifier):
         self, affinity: Any = "knn", *, gamma: float | None = None, n_neighbors: int | None = None,
         metric: str = "euclidean", search: str = "auto", keep: str = "either", alpha: float = 0.2,
         class_prior: Any = None, balance: str = "count", accuracy: float | None = 1e-6, tol: float | None = None,
-        max_iter: int = 10_000, missing: Any = -1, verbose: bool = False,
+        max_iter: int = 10_000, missing: Any = -1, verbose: bool | int = False,
         memory_limit: float | None = None,
     ) -> None:  # fmt: skip
         self.affinity = affinity

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from nlflow._array import Array, namespace, scalar
-from nlflow.errors import check_memory
+from nlflow.errors import check_memory, renamed
 from nlflow.markov import MarkovChain
 from nlflow.studies.contract import JUDGED, ROUNDING, Kind, Options, Row, columns, grouped
 from nlflow.studies.fits import Fit, power_fit
@@ -68,7 +68,8 @@ class Mixing(Kind):
         steps = max(8, math.ceil(min(math.log(50 / ROUNDING) / rate - _WHOLE, _MOST_STEPS)))
         distance = chain.distance_to_limit(problem.start, steps)
         far = steps if origin is not None else int(min(steps, max(1, _MOST_WORK / chain.states**3)))
-        variation = chain.total_variation(far, origin)
+        with renamed("start", "origin"):
+            variation = chain.total_variation(far, origin)
         low, high = chain.mixing_bounds(eps) if chain.reversible else (None, None)
         shared = {
             "mu_2": abs(second), "rate": rate,

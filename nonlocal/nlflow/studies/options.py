@@ -194,8 +194,10 @@ def _combine(kind: Kind, options: Options, given: Mapping[str, Any]) -> None:
     for name in ("queries", "values"):
         if name in given and not tokens:
             raise InputError(f"{name}: got an array without keys, expected both; give keys as well")
-        if name in given and len(given[name]) != len(options["keys"]):
-            raise InputError(f"{name}: got {len(given[name])} rows, expected {len(options['keys'])}, one for each key")
+        if name in given and len(options[name]) != len(options["keys"]):
+            raise InputError(
+                f"{name}: got {len(options[name])} rows, expected {len(options['keys'])}, one for each key"
+            )
     if "values" in given and "start" in given:
         raise InputError("start: got it beside values, expected one of them: values are the signal")
     for name in ("values", "start"):
