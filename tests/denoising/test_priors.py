@@ -493,6 +493,8 @@ def test_the_limit_of_forward_backward_is_told() -> None:
 
 def test_progress_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
     loop("hqs", strength=[1.0, 0.5], progress=True)
+    with pytest.raises(InputError, match="progress: got 'no', expected True or False"):
+        loop("hqs", strength=[1.0, 0.5], progress="no")
     assert "iteration" in capsys.readouterr().err
     loop("hqs", strength=[1.0, 0.5])
     assert capsys.readouterr().err == ""

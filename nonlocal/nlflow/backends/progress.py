@@ -6,11 +6,14 @@ import os
 import sys
 from typing import Any
 
+from nlflow.errors import check_flag
 
-def bar(*args: Any, **words: Any) -> Any:
+
+def bar(*args: Any, progress: Any = True, **words: Any) -> Any:
     from tqdm import tqdm
 
-    return tqdm(*args, leave=False, file=sys.stderr, **_size(), **words)
+    hidden = not check_flag("progress", progress)
+    return tqdm(*args, leave=False, file=sys.stderr, disable=hidden, **_size(), **words)
 
 
 def _size() -> dict[str, int]:

@@ -134,7 +134,7 @@ def shows_progress(quiet: bool) -> bool:
 
 
 def progress_bar(quiet: bool, **words: Any) -> Any:
-    return bar(disable=not shows_progress(quiet), **words)
+    return bar(progress=shows_progress(quiet), **words)
 
 
 class Log:

@@ -209,7 +209,7 @@ def _measured(
     scheduler: str | None,
     progress: bool,
 ) -> dict[str, Done]:
-    shown = bar(total=len(cases), desc=title, unit="case", disable=not progress)
+    shown = bar(total=len(cases), desc=title, unit="case", progress=progress)
     # One thread for linear algebra until all are done: cases that are threads of this process share its number.
     with (
         shown,

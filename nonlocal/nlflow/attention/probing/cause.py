@@ -248,7 +248,7 @@ class Cause(Brief):
         """
         generator = check_generator(rng)
         known = [(block.name, block.maps) for block in self.blocks if block.maps is not None]
-        shown = bar(known, desc="spectra", disable=not progress, mininterval=1)
+        shown = bar(known, desc="spectra", progress=progress, mininterval=1)
         products: Products = {}
         return [spectrum_of(name, maps, generator, products) for name, maps in shown]
 
@@ -332,7 +332,7 @@ def explain(
     network = network_of(model)
     network = getattr(network, "_orig_mod", network)
     parts: list[list[CausedBlock]] = []
-    for batch in bar(several, desc="inputs", disable=not progress, mininterval=1):
+    for batch in bar(several, desc="inputs", progress=progress, mininterval=1):
         alone = isinstance(batch, list | tuple) and len(batch) == 1  # of a TensorDataset
         given = inputs_of(model, batch[0] if alone else batch)
         with torch.no_grad():

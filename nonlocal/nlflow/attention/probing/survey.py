@@ -279,7 +279,7 @@ def survey(
     parts: list[list[SurveyedState]] = []
     lonely: list[NDArray[np.bool_]] = []
     name = ""
-    for batch in bar(inputs, desc="inputs", disable=not progress, mininterval=1):
+    for batch in bar(inputs, desc="inputs", progress=progress, mininterval=1):
         alone = isinstance(batch, list | tuple) and len(batch) == 1  # of a TensorDataset
         trace = probe(model, batch[0] if alone else batch, adapter=adapter, take=take)
         name = trace.model

@@ -493,7 +493,7 @@ class LayerTrace:
         """
         beside = self._beside_next() if spectra else {}
         result: list[dict[str, Any]] = []
-        shown = bar(self.layers, desc="layers", disable=not progress, mininterval=1)
+        shown = bar(self.layers, desc="layers", progress=progress, mininterval=1)
         for i, one in enumerate(shown):
             if self._begins(i):
                 result.append({"layer": f"{one.stack} input", "index": 0, **_reduce(self.states[one.stack])})

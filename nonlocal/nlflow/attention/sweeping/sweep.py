@@ -185,7 +185,7 @@ def sweep(
         names = ", ".join(f"{cure} {CURES[cure].parameter} = {value:g} ({part})" for cure, value, part in left)
         if left:
             left_out[_settings(len(left))] = f"all would take longer than {seconds:g} seconds: {names}"
-    for setting in bar(list(arguments), desc="sweep", disable=not progress):
+    for setting in bar(list(arguments), desc="sweep", progress=progress):
         if setting[0] in left_out:
             continue
         found = _tried(network, model, task, arguments[setting], len(scores[None]))

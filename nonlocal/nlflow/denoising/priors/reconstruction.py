@@ -343,7 +343,7 @@ class _Loop:
     def _iterate(self, strengths: list[float], rtol: float) -> tuple[Status, str]:
         """Take the iterations; return how they ended, and the message."""
         largest = _LARGEST * float(np.linalg.norm(self.problem.near(self.state, strengths[0])))
-        for strength in bar(strengths, disable=not self.progress, unit="iteration"):
+        for strength in bar(strengths, progress=self.progress, unit="iteration"):
             new, estimate = self.step(self.problem, self.state, strength)
             size = float(np.linalg.norm(new))
             if not size <= largest:
