@@ -5,6 +5,7 @@ import pytest
 from scipy.integrate import solve_ivp
 
 import nlflow as nl
+from nlflow.flows.spectrum import dense_operator
 from nlflow.testing import check_flow, check_integrator
 
 N = 24
@@ -252,3 +253,22 @@ def test_averages_of_the_exponential_grow_with_the_turns_alone(density):
     exact = modes @ (np.cos(np.sqrt(np.maximum(values, 0.0)) * t) * (modes.T @ (root * U))) / root
     bound = 8 * np.finfo(float).eps * phase**2 / 2 * found.stats["applications"]  # of all that is dropped
     assert np.abs(flow.displacement(found.final) - exact).max() < bound
+
+
+@pytest.mark.parametrize("boundary", ["periodic", "isolated"])
+@pytest.mark.parametrize(("damping", "t"), [(2.0, 1e3), (8.0, 70.0), (30.0, 10.0), (200.0, 1e4)])
+def test_an_overdamped_wave_creeps_for_long(damping, t, boundary):
+    """Modes a move as exp(-2 a t / (gamma + (gamma^2 - 4 a)^1/2)), and towards f."""
+    f, start, speed = np.random.default_rng(0).normal(size=(3, 7))
+    flow = nl.GradientFlow(nl.E(nl.affinity(nl.Gaussian(1.4), nl.Grid(7, boundary=boundary)), f, 0.01), "l2")
+    wave = nl.WaveFlow(flow, damping=damping, density=50.0)
+    found = nl.solve(wave, wave.state(start, speed), t=t, integrator=nl.WaveExponential())
+    assert found.success, found.message
+    values, vectors = np.linalg.eigh(dense_operator(flow) / 50)
+    rest = np.linalg.solve(dense_operator(flow), 0.01 * f)
+    root = np.sqrt(damping**2 - 4 * values)
+    slow, fast = -2 * values / (damping + root), -(damping + root) / 2
+    u, v = vectors.T @ (start - rest), vectors.T @ speed
+    share = (v - fast * u) / root
+    exact = rest + vectors @ (share * np.exp(slow * t) + (u - share) * np.exp(fast * t))
+    np.testing.assert_allclose(wave.displacement(found.final), exact, atol=1e-10)

@@ -295,8 +295,8 @@ class _Responses:
         small = angle < 1e-4
         safe = np.where(small, 1.0, root)
         decay = np.exp(-self.half * t)
-        # exp(-gamma t / 2) sinh(s t) / s without overflow, since s <= gamma / 2.
-        slow = 0.5 * (np.exp((np.minimum(root, self.half) - self.half) * t) - np.exp(-(root + self.half) * t)) / safe
+        # exp(-gamma t / 2) sinh(s t) / s without overflow or cancellation.
+        slow = 0.5 * np.exp(self._slow(a) * t) * -np.expm1(-2 * angle) / safe
         found = np.where(q > 0, decay * np.sin(angle) / safe, slow)
         return np.asarray(np.where(small, decay * t * (1 - q * t * t / 6), found))
 
@@ -309,11 +309,12 @@ class _Responses:
         a, t = np.asarray(a, dtype=np.float64), self.t
         if self.half == 0:
             return np.asarray(2 * self.pushed(a, t / 2) ** 2)  # (1 - cos) = 2 sin^2 of half the angle
-        clear = np.abs(a) * t * t > 0.1
+        # Both roots are real and apart below, where a force moves it slowly.
+        clear = (np.abs(a) * t * t > 0.1) & (a > 0.75 * self.half**2)
         direct = (1 - self._turned(a) - self.half * self.pushed(a)) / np.where(clear, a, 1.0)
-        if self.half * t > 0.5:  # both roots are real where a t^2 is small
+        if self.half * t > 0.5:
             s = np.sqrt(np.maximum(self.half**2 - np.where(clear, 0.0, a), 0.0))
-            slow, fast = -np.where(clear, 0.0, a) / (self.half + s), -(self.half + s)
+            slow, fast = self._slow(np.where(clear, 0.0, a)), -(self.half + s)
             safe = np.where(slow == 0, 1.0, slow)
             first = np.where(slow == 0, t, np.expm1(safe * t) / safe)
             near = (first - np.expm1(fast * t) / fast) / (slow - fast)
@@ -324,11 +325,17 @@ class _Responses:
                 near = near + t / 2 * weight * self.pushed(np.where(clear, 0.0, a), t / 2 * (1 + share))
         return np.asarray(np.where(clear, direct, near))
 
+    def _slow(self, a: Any) -> Floats:
+        """Return the root -gamma / 2 + s of an overdamped mode, with all its digits; 0 of others."""
+        a = np.asarray(a, dtype=np.float64)
+        over = np.sqrt(np.maximum(self.half**2 - a, 0.0)) + self.half
+        return np.asarray(np.where((a <= self.half**2) & (over > 0), -a / np.where(over > 0, over, 1.0), 0.0))
+
     def _turned(self, a: Any) -> Floats:
         """Return exp(-gamma t / 2) cos(omega t)."""
         q = np.asarray(a) - self.half**2
         root = np.sqrt(np.abs(q))
-        slow = 0.5 * (np.exp((np.minimum(root, self.half) - self.half) * self.t) + np.exp(-(root + self.half) * self.t))
+        slow = 0.5 * (np.exp(self._slow(a) * self.t) + np.exp(-(root + self.half) * self.t))
         return np.asarray(np.where(q > 0, np.exp(-self.half * self.t) * np.cos(root * self.t), slow))
 
 
