@@ -177,6 +177,11 @@ def kind_of(value: object) -> str:
     return f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__
 
 
+def is_number(value: object) -> bool:
+    """Tell whether a value is meant as one number, or, where it has entries, as an array."""
+    return not isinstance(value, list | tuple) and tuple(getattr(value, "shape", ())) == ()
+
+
 def is_function(value: object) -> bool:
     """Tell whether a value can be called; a class is none, as it makes something of what it is called with."""
     return callable(value) and not isinstance(value, type)

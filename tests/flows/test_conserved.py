@@ -309,6 +309,8 @@ def test_a_mobility_that_turns_out_negative_is_told():
     flow = nl.GradientFlow(nl.J(grid(0.2)), metric)
     with pytest.raises(nl.errors.NumericalError, match=r"mobility: got m\(u\) from -0\.\d+"):
         flow.velocity(START)
+    with pytest.raises(nl.InputError, match="m\\(u\\) has the dtype complex128, expected real"):
+        nl.GradientFlow(nl.J(grid(0.2)), nl.ConservedMetric(mobility=lambda u: 1j * u, largest=1.0)).velocity(START)
     with pytest.raises(nl.InputError, match="m\\(u\\) has another shape"):
         nl.GradientFlow(nl.J(grid(0.2)), nl.ConservedMetric(mobility=np.max, largest=1.0)).velocity(START)
 

@@ -271,6 +271,7 @@ def test_another_seed_and_a_missing_one_are_named_on_resume(tmp_path: Path) -> N
         ({"beta": float("nan")}, "beta: got nan"),
         ({"beta": float("inf")}, "beta: got inf"),
         ({"strength": -1.0}, "strength: got -1"),
+        ({"strength": [[1.0], [1.0, 2.0]]}, "strength: got"),
         ({"strength": [1.0, -2.0]}, "strength: got -2"),
         ({"strength": [1.0, float("nan")]}, "strength: got 1 NaN"),
         ({"strength": 1.0, "channels": np.ones((2, 3))}, "channels: got shape"),

@@ -262,6 +262,11 @@ def test_particles_that_fall_together_are_named(dtype: str) -> None:
 SAME = np.array([[0.0, 1.0], [2.0, 0.5], [0.0, 1.0]])
 
 
+def test_no_energy_is_told_of_places_that_are_no_numbers() -> None:
+    x = drawn(30, 2, 13)
+    assert ParticleFlow(x, Morse()).total_energy(np.where(x == x.max(), np.nan, x)) == np.inf
+
+
 @pytest.mark.parametrize(
     ("make", "words"),
     [
@@ -283,6 +288,8 @@ SAME = np.array([[0.0, 1.0], [2.0, 0.5], [0.0, 1.0]])
         (lambda x: ParticleFlow(x, potential=trap(1.0, [1.0, 2.0, 3.0])), "^centre: got 3 coordinates, expected 2"),
         (lambda x: ParticleFlow(x, potential=lambda x: x), "expected an External"),  # type: ignore[arg-type]
         (lambda x: solve(ParticleFlow(x, Morse(), friction=0.0), x, t=1.0), "side by side"),
+        (lambda x: ParticleFlow(x, Morse()).total_energy(x[:5]), r"^u: got shape \(5, 2\), expected \(30, 2\)"),
+        (lambda x: ParticleFlow(x, Morse()).positions([1.0]), "^u: got list, expected an array or a tensor"),
         (lambda x: solve(ParticleFlow(x, Morse()), x[:5], t=1.0), "expected"),
         (lambda x: solve(ParticleFlow(x, Morse()), x.astype(np.float32), t=1.0), "float64"),
     ],

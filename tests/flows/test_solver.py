@@ -351,6 +351,8 @@ U = np.linspace(0.0, 1.0, 24)
             {"t": 1.5, "integrator": nl.AttentionStep()},
             r"^t_eval: AttentionStep takes steps of leng.*got",
         ),
+        ((J_FLOW, U), {"t": 1, "integrator": nl.SemiImplicit(1e-308)}, r"^dt: got 1e-308, expected at least 2.22e-16"),
+        ((J_FLOW, U), {"t": 2.0**63, "integrator": nl.SemiImplicit(0.5)}, r"^dt: got 0.5, expected at least 2.05e\+03"),
         ((J_FLOW, U), {"t": 1, "trackers": [print]}, r"^trackers: got .*expected Tracker instances such as Energy"),
         ((J_FLOW, U), {"t": 1, "trackers": [nl.Energy]}, r"^trackers: got .*expected Tracker instances such as Energy"),
         ((J_FLOW, U), {"t": 1, "trackers": nl.Energy()}, r"^trackers: got Energy, expected"),

@@ -21,6 +21,7 @@ from nlflow.errors import (
     check_number,
     checked_call,
     is_function,
+    is_number,
     shortened,
 )
 
@@ -141,7 +142,7 @@ class Noise:
             self.strength = math.sqrt(2 / beta)
         elif is_function(strength):
             self.strength = strength
-        elif strength is not None and np.ndim(strength) == 0:
+        elif strength is not None and is_number(strength):
             self.strength = check_number("strength", strength, minimum=0)
         else:
             self.strength = check_floats("strength", strength)

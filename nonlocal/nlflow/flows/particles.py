@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from nlflow._array import (
     Array,
     Floats,
+    check_signal_like,
     constant_like,
     is_numpy,
     is_tensor,
@@ -277,11 +278,18 @@ class ParticleFlow(SecondOrder):
 
     def positions(self, u: Array) -> Array:
         """Return the positions in a signal, (N, d)."""
-        return u[:, : self.dimensions]
+        return self._of_particles(u)[:, : self.dimensions]
 
     def velocities(self, u: Array) -> Array:
         """Return the velocities of the particles, (N, d)."""
-        return u[:, self.dimensions :] if self.inertial else self.velocity(u)
+        return self._of_particles(u)[:, self.dimensions :] if self.inertial else self.velocity(u)
+
+    def _of_particles(self, u: Array) -> Array:
+        got = tuple(getattr(u, "shape", ()))
+        if got not in ((len(self.weights), self.dimensions), self._shape[0]):
+            check_signal_like("u", u)
+            raise InputError(f"u: got shape {got}, expected {self._shape[0]}, {self._shape[1]}")
+        return u
 
     @property
     def inertial(self) -> bool:
@@ -389,6 +397,8 @@ class ParticleFlow(SecondOrder):
     def total_energy(self, u: Array) -> float:
         """Return E, and with inertia the kinetic energy sum_i w_i |v_i|^2 / 2, in float64."""
         x = np.asarray(to_numpy(self.wrapped(u)), np.float64)
+        if not np.isfinite(x).all():
+            return math.inf
         total, w = 0.0, self.weights
         if self.interaction is not None:
             self.applications += 1

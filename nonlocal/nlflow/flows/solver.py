@@ -124,6 +124,11 @@ def solve(
             f"t_eval: {type(integrator).__name__} takes steps of length 1, so times must be whole numbers; got "
             f"{times.tolist()}"
         )
+    if not float(times[-1]) * np.finfo(np.float64).eps <= (integrator.length or np.inf):
+        raise InputError(
+            f"dt: got {integrator.length:g}, expected at least {times[-1] * np.finfo(np.float64).eps:.3g} for times up "
+            f"to {times[-1]:g}: shorter steps do not move the time; take longer ones, or another unit of time"
+        )
     if not isinstance(trackers, list | tuple):
         raise InputError(f"trackers: got {kind_of(trackers)}, expected a list of Tracker instances")
     for tracker in trackers:

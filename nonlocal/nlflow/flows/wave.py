@@ -9,7 +9,7 @@ from typing import Any, Self
 import numpy as np
 
 from nlflow._array import Array, Floats, is_numpy, kept_like, namespace, over_channels, scalar, underflowing
-from nlflow.errors import InputError, check_floats, check_number, checked_call, kind_of
+from nlflow.errors import InputError, check_floats, check_number, checked_call, is_number, kind_of
 from nlflow.flows.flow import Flow
 from nlflow.flows.integrators.base import Integrator
 from nlflow.flows.integrators.exponential import chebyshev_coefficients, chebyshev_sums, modes_of
@@ -90,6 +90,12 @@ class WaveFlow(SecondOrder):
         return self._part(state, 1)
 
     def _part(self, state: Array, number: int) -> Array:
+        got, own = tuple(getattr(state, "shape", ())), self.affinity.domain.shape
+        if got[len(got) - 1 - len(own) : -1] != own or got[-1] % 2:
+            raise InputError(
+                f"state: got shape {got}, expected {(*own, '2 D')}, displacement and velocity side by side, after any "
+                "leading axes; make one with state(displacement, velocity)"
+            )
         half = int(state.shape[-1]) // 2
         return state[..., number] if half == 1 else state[..., number * half : (number + 1) * half]
 
@@ -258,7 +264,7 @@ class WaveFlow(SecondOrder):
 
 
 def _per_node(name: str, given: Any, flow: LinearFlow, *, strict: bool) -> float | Floats:
-    if isinstance(given, int | float):
+    if is_number(given):
         return check_number(name, given, minimum=0, strict=strict)
     values = check_floats(name, given)
     if values.shape != flow.affinity.domain.shape:

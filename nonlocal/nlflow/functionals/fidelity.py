@@ -14,7 +14,16 @@ import numpy as np
 
 from nlflow._array import Array, is_tensor, namespace, over_channels, same_kind, scalar
 from nlflow.affinities import Affinity
-from nlflow.errors import InputError, NlflowError, NumericalError, check_array, check_memory, check_number, check_tensor
+from nlflow.errors import (
+    InputError,
+    NlflowError,
+    NumericalError,
+    check_array,
+    check_memory,
+    check_number,
+    check_tensor,
+    is_number,
+)
 
 
 class Fidelity(ABC):
@@ -365,7 +374,7 @@ def as_fidelity(given: Any, observed: Array, affinity: Affinity, *, matrices: bo
         check_tensor("fidelity", given)
     if getattr(given, "requires_grad", False) and tuple(given.shape) == ():
         given = given.expand(shape)  # a number that is learnt
-    if not hasattr(given, "shape") or tuple(given.shape) == ():
+    if is_number(given):
         return NodeFidelity(check_number("fidelity", given, minimum=0, hint=_HINT))
     values = check_array("fidelity", given, hint=_HINT)
     many = matrices and values.ndim == len(shape) + 2

@@ -25,6 +25,7 @@ from nlflow.errors import (
     check_floats,
     check_integer,
     check_number,
+    is_number,
     kind_of,
 )
 from nlflow.functionals.accuracy import Rows
@@ -347,7 +348,7 @@ class FractionalLaplacian:
 
     def _from_exterior(self, exterior: Any) -> Floats:
         """Return kappa f, what the exterior adds to A u with its sign changed."""
-        if not hasattr(exterior, "shape") or tuple(exterior.shape) == ():
+        if is_number(exterior):
             value = check_number("exterior", exterior)
             if value and self.grid.boundary == "periodic":
                 raise InputError(f"exterior: got {value} on a periodic grid, which has no outside; leave it out")
@@ -373,7 +374,7 @@ class FractionalLaplacian:
         return np.asarray(array)
 
     def _check_rhs(self, rhs: Any) -> NDArray[Any]:
-        if not hasattr(rhs, "shape") or tuple(rhs.shape) == ():
+        if is_number(rhs):
             return np.full(self.domain.shape, check_number("rhs", rhs))
         return self._check_signal("rhs", rhs)
 

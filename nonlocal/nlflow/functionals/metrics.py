@@ -21,6 +21,7 @@ from nlflow.errors import (
     check_number,
     checked_call,
     is_function,
+    is_number,
 )
 from nlflow.functionals.fidelity import Fidelity
 
@@ -155,7 +156,7 @@ class ConservedMetric(Metric):
             if largest is None:
                 raise InputError("largest: needed for a mobility m(u), expected its largest value")
             self.factor = check_number("largest", largest, minimum=0, strict=True)
-        elif not isinstance(mobility, list | tuple) and tuple(getattr(mobility, "shape", ())) == ():
+        elif is_number(mobility):
             self.factor = self.mobility = check_number("mobility", mobility, minimum=0, strict=True)
         else:
             self._values = self.mobility = check_floats("mobility", mobility)
@@ -182,6 +183,8 @@ class ConservedMetric(Metric):
         values = self.mobility(u)
         if tuple(getattr(values, "shape", ())) != tuple(u.shape):
             raise InputError(f"mobility: m(u) has another shape than u, {tuple(u.shape)}; expected a value for each")
+        if "complex" in str(values.dtype) or "object" in str(values.dtype):
+            raise InputError(f"mobility: m(u) has the dtype {values.dtype}, expected real numbers")
         xp = namespace(u)
         low, high = scalar(xp.min(values)), scalar(xp.max(values))
         if not (low >= 0 and high <= self.factor * (1 + 1e-6)):
