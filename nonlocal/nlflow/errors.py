@@ -288,7 +288,9 @@ def check_seed(name: str, value: Any) -> int:
     return seed
 
 
-def check_integer(name: str, value: Any, *, minimum: int | None = None, odd: bool = False, hint: str = "") -> int:
+def check_integer(
+    name: str, value: Any, *, minimum: int | None = None, below: int = sys.maxsize, odd: bool = False, hint: str = ""
+) -> int:
     check_detached(name, value)
     words = f"expected an {'odd ' if odd else ''}integer" + (f" >= {minimum}" if minimum is not None else "")
     tail = f"; {hint}" if hint else ""
@@ -299,8 +301,9 @@ def check_integer(name: str, value: Any, *, minimum: int | None = None, odd: boo
         number = None
     if number is None or (minimum is not None and number < minimum) or (odd and number % 2 == 0):
         raise InputError(f"{name}: got {_shown(value)}, {words}{tail}")
-    if minimum is not None and number >= sys.maxsize:
-        raise InputError(f"{name}: got {_shown(value)}, {words} that is below 2^63 - 1{tail}")
+    if minimum is not None and number >= below:
+        most = "2^63 - 1" if below == sys.maxsize else below
+        raise InputError(f"{name}: got {_shown(value)}, {words} that is below {most}{tail}")
     return int(number)
 
 

@@ -82,6 +82,7 @@ def test_a_part_has_the_bits_of_the_whole(node: int, channel: int, count: int, w
     part = normals(5, (count, width), node=node, channel=channel, step=3)
     assert np.array_equal(part, whole[node : node + count, channel : channel + width])
     assert np.isfinite(normals(5, (2, 1), node=2**33 - 2, channel=2**32 - 1, step=2**32 - 1)).all()
+    assert np.isfinite(normals(2**64 - 1, (2, 1))).all()
 
 
 @pytest.mark.parametrize(

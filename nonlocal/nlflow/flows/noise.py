@@ -72,12 +72,11 @@ def normals(
     first = {"node": check_integer("node", node, minimum=0), "channel": check_integer("channel", channel, minimum=0)}
     placed |= {"node": (first["node"] + max(count - 1, 0), 2 * _WORD)}
     placed |= {"channel": (first["channel"] + max(width - 1, 0), _WORD)}
-    for name, (value, most) in placed.items():
-        if check_integer(name, value, minimum=0) >= most:
-            raise InputError(f"{name}: got numbers up to {value}, expected less than {most}")
+    own = {name: check_integer(name, value, minimum=0, below=most) for name, (value, most) in placed.items()}
     out = np.empty((count, width))
     if out.size:
-        loop("normals")(np.uint64(seed), np.uint64(step), np.uint64(stream), node, channel, out)
+        numbers = (np.uint64(own[name]) for name in ("seed", "step", "stream"))
+        loop("normals")(*numbers, first["node"], first["channel"], out)
     return out
 
 
