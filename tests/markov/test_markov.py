@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import mpmath
 import numpy as np
 import pytest
 
@@ -23,7 +24,7 @@ from tests.chains import (
     stationary_law,
     transitions,
 )
-from tests.problems import torch_on_one_thread
+from tests.problems import Floats, torch_on_one_thread
 from tests.reference import check_affinity
 
 pytestmark = pytest.mark.numerical
@@ -233,6 +234,63 @@ def test_closed_form_of_the_ring(stay: float, n: int) -> None:
         assert chain.second_eigenvalue == pytest.approx(-1, abs=1e-14)
         assert chain.spectral_gap == pytest.approx(0, abs=1e-14)
         assert chain.relaxation_time == math.inf
+
+
+# --- where moves and the law underflow -------------------------------------------------------------------------------
+
+
+def dot_products(size: float, dtype: str, seed: int) -> tuple[MarkovChain, Floats, list[float]]:
+    """The chain of keys with logits up to size^2, its P, and the eigenvalues of P, largest first, from 600 digits."""
+    keys = np.random.default_rng(seed).standard_normal((5, 2)) * size
+    keys[:2] *= 0.1
+    keys = keys.astype(dtype)
+    chain = MarkovChain(nl.affinity(nl.ExpDotProduct(scale=1.0), nl.Points(np.arange(5.0), np.ones(5)), keys))
+    with mpmath.workdps(600):
+        k = [[mpmath.e ** mpmath.fdot(map(mpmath.mpf, x.tolist()), map(mpmath.mpf, y.tolist())) for y in keys]
+             for x in keys]  # fmt: skip
+        p = [[one / mpmath.fsum(row) for one in row] for row in k]
+        values = mpmath.eigsy(
+            mpmath.matrix([[mpmath.sqrt(p[i][j] * p[j][i]) for j in range(5)] for i in range(5)]), eigvals_only=True
+        )
+        rates = sorted(1 - value for value in values)
+        return chain, np.array(p, np.float64), [float(rate) for rate in rates]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("seed", range(6))
+def test_gaps_and_modes_where_moves_underflow(seed: int, dtype: str) -> None:
+    """They have their digits, or are refused by name."""
+    found = 0
+    for size in (2.0, 4.0, 9.0, 25.0):
+        chain, p, rates = dot_products(size, dtype, seed)
+        tol = 1e-8 if dtype == "float64" else 1e-2
+        try:
+            assert chain.spectral_gap == pytest.approx(min(rates[1], 2 - rates[-1]), rel=tol)
+            found += 1
+        except (nl.NumericalError, nl.InputError):
+            assert rates[1] < 1e-19
+        try:
+            modes = chain.modes(2)
+        except nl.NumericalError:
+            assert chain.stationary.min() < (1e-280 if dtype == "float64" else 1e-70)
+            continue
+        np.testing.assert_allclose(modes.values, 1 - np.array(rates[:2]), rtol=0, atol=1e-2 * tol)
+        left = np.abs(p @ modes.vectors - modes.vectors * modes.values).max(axis=0)
+        assert (left <= tol * np.abs(modes.vectors).max(axis=0)).all()
+    assert found
+
+
+@pytest.mark.parametrize(("dtype", "key"), [("float64", 40.0), ("float32", 12.0)])
+def test_a_state_that_is_hardly_left(dtype: str, key: float) -> None:
+    """Beside one key all others are 0: these walk to any of 6, and come back from that one after exp(key^2) moves."""
+    keys = np.array([[key], [0], [0], [0], [0], [0]], dtype)
+    chain = MarkovChain(nl.affinity(nl.ExpDotProduct(scale=1.0), nl.Points(np.arange(6.0)), keys))
+    assert chain.spectral_gap == pytest.approx(1 / 6, rel=1e-6)
+    assert chain.second_eigenvalue == pytest.approx(5 / 6, rel=1e-6)
+    assert chain.mixing_time() == math.ceil(math.log(0.25) / math.log(5 / 6))
+    low, high = chain.mixing_bounds()
+    assert low == pytest.approx(5 * math.log(2), rel=1e-5)
+    assert high == pytest.approx(6 * (math.log(4 / 6) + key**2), rel=1e-6)  # with log pi, where pi underflows
 
 
 def test_closed_form_of_the_lazy_cube() -> None:

@@ -74,6 +74,16 @@ def test_two_clusters_mix_slowly(coupling: float) -> None:
     assert chain.mixing_bounds(0.5)[0] == 0.0
 
 
+@pytest.mark.parametrize("eps", [1e-3, 1e-6, 1e-9, 1e-11])
+@pytest.mark.parametrize("coupling", [1e-4, 1e-8])
+def test_mixing_times_to_small_distances_keep_their_bounds(coupling: float, eps: float) -> None:
+    chain = MarkovChain(given([[1.0, coupling], [coupling, 1.0]]))
+    exact = math.log(2 * eps) / math.log1p(-2 * coupling / (1 + coupling))
+    time, (low, high) = chain.mixing_time(eps), chain.mixing_bounds(eps)
+    assert time == pytest.approx(exact, rel=2e-14 / eps + 1e-9, abs=1)
+    assert low <= time <= high
+
+
 @pytest.mark.parametrize("n", [2, 3, 5])
 def test_periodic_chains_need_laziness(n: int) -> None:
     chain = MarkovChain(given(directed_ring(n)))

@@ -324,6 +324,13 @@ def test_mixing_times_outside_their_bounds_are_told() -> None:
     row = {"lower": 3.5, "upper": 10.2}
     assert [_time("a", {**row, "mixing_time": k}, 0.25).passed for k in (3, 4, 11, 12)] == [False, True, True, False]
     assert _time("a", {"lower": None, "upper": None, "mixing_time": 4}, 0.25).passed is None
+    assert _time("a", {"lower": 3.5, "upper": math.inf, "mixing_time": 4}, 0.25).note == ""
+
+
+def test_a_mixing_time_to_a_small_distance_lies_in_its_bounds() -> None:
+    far = Points([0.0, 6.0], [1.0, 1.0])
+    result = run_study("mixing", domain=far, kernel="gaussian:width=1", eps=1e-9, start=np.array([1.0, 2.0]))
+    assert result.fits[-1].verdict == "agrees"
 
 
 def test_chains_that_do_not_mix() -> None:

@@ -14,7 +14,7 @@ import numpy as np
 from nlflow._array import Array, Floats, constant_like, namespace, over_channels, power_of_two, scalar, underflowing
 from nlflow.errors import InputError, NumericalError, check_flag, check_integer, check_number, checked_call, kind_of
 from nlflow.markov.given import of_counts, of_graph, of_transitions
-from nlflow.markov.law import PATIENCE, SMALLEST_DISTANCE, distances, mixing_time
+from nlflow.markov.law import LEAST, PATIENCE, SMALLEST_DISTANCE, distances, mixing_time, rounded
 from nlflow.markov.moves import DENSE_STATES
 from nlflow.markov.passages import Absorption, Nodes, Passages, node_numbers
 from nlflow.markov.pseudotime import Pseudotime, pseudotime
@@ -380,10 +380,17 @@ class MarkovChain(Transitions):
             )
         gap, lowest = self.spectral_gap, float(self._law.stationary.min())
         unknown = self._spectrum.gap_error * gap  # goes to the safe side
-        upper = math.inf
-        if gap > 0 and lowest > 0:
-            upper = (math.log(1 / eps) - math.log(lowest)) / (gap - unknown)
-        return max((1 / (gap + unknown) - 1) * math.log(1 / (2 * eps)), 0.0), upper
+        least = math.log(lowest) if lowest > LEAST else self._least_log()
+        upper = (math.log(1 / eps) - least) / (gap - unknown)
+        return max((1 / (gap + unknown) - 1) * math.log(1 / (2 * rounded(self._law, eps))), 0.0), upper
+
+    def _least_log(self) -> float:
+        """Return the logarithm of the least probability of the stationary law, -infinity where it is not known."""
+        try:
+            logs = self.log_law
+        except NumericalError:
+            return -math.inf
+        return -math.inf if logs is None else float(logs.min())
 
     def distance_to_limit(self, v: Any, steps: int) -> Floats:
         """Return the norm of P^k v - pi^T v in `norm_weights`, over all channels, for k = 0 ... `steps`."""

@@ -32,6 +32,7 @@ SMALLEST_DISTANCE = 1e-12
 """In total variation: the sum of N roundings stays below."""
 RESTARTS = 500
 """Of Arnoldi iteration."""
+_LOST = 16 * float(np.finfo(np.float64).eps)  # of a distance, for each state
 _ROUNDING = 1e-11  # relative difference of fluxes pi_i P_ij and pi_j P_ji that rounding of the moves may leave
 _RANGE = 1e-280  # of fluxes: beyond, light ones have lost digits beside heavy ones
 _WELL_BELOW = 0.05
@@ -204,10 +205,16 @@ def distances(law: StationaryLaw, steps: int, laws: Iterator[Floats] | None) -> 
     return np.array(result)
 
 
+def rounded(law: StationaryLaw, eps: float) -> float:
+    """Return what rounding may make of a distance in total variation that is `eps`."""
+    # Small chains have distances that equal an `eps` such as 1/4, which rounding must not keep above it.
+    most = 1e-6 if law.moves.single else min(_LOST * law.states, SMALLEST_DISTANCE)
+    return eps + min(most, eps / 4)
+
+
 def mixing_time(law: StationaryLaw, eps: float, laws: Iterator[Floats] | None) -> int:
     """See `MarkovChain.mixing_time`."""
-    # Small chains have distances that equal an `eps` such as 1/4 before rounding, so they may pass it by that.
-    within = eps + min(1e-6 if law.moves.single else SMALLEST_DISTANCE, eps / 4)
+    within = rounded(law, eps)
     if laws is not None:
         for k, moved in enumerate(islice(laws, PATIENCE + 1)):
             if _farthest(law, moved.reshape(1, -1)) <= within:

@@ -48,6 +48,21 @@ def form_of(flux: Floats | Sparse, sign: int) -> Form:
     return form
 
 
+def form_of_roots(roots: Floats, sign: int) -> Form:
+    """Return Y -> Y^T (I - sign S) Y, S_ij = (P_ij P_ji)^1/2, by squares of P_ij^1/2 y_i - sign P_ji^1/2 y_j."""
+    rows, columns = np.nonzero((roots > 0) | (roots.T > 0))
+    once = rows > columns if sign > 0 else rows >= columns
+    rows, columns = rows[once], columns[once]
+    here, there = roots[rows, columns, None], roots[columns, rows, None]
+    share = np.where(rows == columns, 0.5, 1.0)[:, None]
+
+    def form(y: Floats) -> Floats:
+        d = here * y[rows] - sign * there * y[columns]
+        return np.asarray(d.T @ (share * d))
+
+    return form
+
+
 def slow_pairs(form: Form, root: Floats, y: Floats, known: Floats) -> tuple[Floats, Floats]:
     """Return the rates in the span of the columns of y = pi^1/2 v, increasing, and their orthonormal vectors.
 
@@ -73,16 +88,22 @@ def slow_pairs(form: Form, root: Floats, y: Floats, known: Floats) -> tuple[Floa
         y = y @ turned[:, slow]
 
 
-def all_rates(moves: Floats, root: Floats, sign: int, known: Floats) -> tuple[Floats, Floats]:
-    """Return all 1 - sign mu of a reversible chain, increasing, and their vectors, O(N^3)."""
+def all_rates(
+    moves: Floats, root: Floats, sign: int, known: Floats, roots: Floats | None = None
+) -> tuple[Floats, Floats]:
+    """Return all 1 - sign mu of a reversible chain, increasing, and their vectors, O(N^3).
+
+    Where P or pi underflow, or P is rounded to float32, `roots` has P_ij^1/2, with P_ij / P_ji = pi_j / pi_i.
+    """
     # The matrix has its diagonal from the other entries of its rows, so that its error is relative to the largest rate.
     from scipy.linalg import eigh
 
-    likes = np.sqrt(moves)
+    likes = np.sqrt(moves) if roots is None else roots
     likes = likes * likes.T
     stay = np.diagonal(likes).copy()
     np.fill_diagonal(likes, 0.0)
-    out = np.where(np.eye(len(moves), dtype=np.bool_), 0.0, moves).sum(axis=1)
+    rates = moves if roots is None else roots**2
+    out = np.where(np.eye(len(moves), dtype=np.bool_), 0.0, rates).sum(axis=1)
     matrix = -sign * likes + np.diag(out if sign > 0 else 2 * stay + out)
     values, vectors = eigh(matrix + 4 * float(out.max()) * (known @ known.T))
     free = len(moves) - known.shape[1]
@@ -92,9 +113,13 @@ def all_rates(moves: Floats, root: Floats, sign: int, known: Floats) -> tuple[Fl
     largest = float(values[-1])
     # Beyond these, what the others have in common with the slowest is too little to be seen in its rate.
     few = int(np.sum(values <= max(values[0], 1e-19 * largest**2 / max(values[0], 1e-15 * largest))))
-    fluxes = likes * np.outer(root, root)
-    np.fill_diagonal(fluxes, stay * root**2)
-    values[:few], vectors[:, :few] = slow_pairs(form_of(fluxes, sign), root, vectors[:, :few], known)
+    if roots is None:
+        fluxes = likes * np.outer(root, root)
+        np.fill_diagonal(fluxes, stay * root**2)
+        form = form_of(fluxes, sign)
+    else:
+        form, root = form_of_roots(roots, sign), np.ones(len(root))
+    values[:few], vectors[:, :few] = slow_pairs(form, root, vectors[:, :few], known)
     values[values < _LEAST * largest] = 0.0
     return values, vectors
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import warnings
 from collections.abc import Callable
@@ -23,6 +24,8 @@ from nlflow.markov.law import RESTARTS, StationaryLaw
 from nlflow.markov.moves import DENSE_STATES, communicating_classes
 from nlflow.markov.rates import all_rates, form_of, nearest_gap, slow_pairs
 
+_FLOOR = 1e-280  # of pi, over the largest
+_LITTLE = 1e-6  # of the largest of pi^1/2, and of pi^1/2 v: below, digits of v are lost
 _VECTORS = 16  # of each column, at once in LOBPCG
 _GUARD, _STEPS = 3, 60  # columns beside those that are asked for, and iterations, of LOBPCG
 _APART = 5  # states for each of its columns, without which SciPy's takes the whole matrix, and no constraints
@@ -132,7 +135,7 @@ class Spectrum:
     def _least_of_all(self, sign: int) -> float:
         """Return the least rate from the whole matrix."""
         known = self._constants if sign > 0 else self._constants[:, :0]
-        return float(all_rates(self.moves.dense, self._root, sign, known)[0][0])
+        return float(all_rates(self.moves.dense, self._root, sign, known, self._balanced_roots)[0][0])
 
     def _second_of_any(self) -> tuple[float, complex]:
         moves = self.moves
@@ -181,18 +184,33 @@ class Spectrum:
     def _root(self) -> Floats:
         """Square roots of pi, floored so that what underflows divides nothing by zero."""
         law = self.law.of_parts
-        return np.asarray(np.sqrt(np.maximum(law, law.max() * 1e-280)))
+        return np.asarray(np.sqrt(np.maximum(law, law.max() * _FLOOR)))
+
+    @cached_property
+    def _balanced_roots(self) -> Floats | None:
+        """P^1/2 in detailed balance with pi, by logarithms; None where P is so up to its rounding in float64."""
+        law, sure = self.law.of_parts, self.moves.dense >= self.moves.least
+        if not self.moves.single and law.min() > law.max() * _FLOOR and np.array_equal(sure, sure.T):
+            return None
+        if not (self.affinity.symmetric or len(self.moves.closed) == 1) or self.law.log is None:
+            return None
+        logs = self.law.log[:, None]
+        fluxes = logs + self.law.log_moves()
+        fluxes = np.where(sure == sure.T, (fluxes + fluxes.T) / 2, np.where(sure, fluxes, fluxes.T))
+        return np.asarray(np.exp((fluxes - logs) / 2))
 
     @cached_property
     def _constants(self) -> Floats:
         """The eigenvectors at 1 of pi^1/2 P pi^-1/2, orthonormal, one for each part that no move leaves."""
         if self.moves.graph_known:
-            parts = communicating_classes(self.moves.listed)[1]
+            # Not all that communicate: where moves back underflow, walks leave a class that is none of the limit.
+            parts = self.moves.closed
         else:
             self.moves.require_unique("the modes")
-            parts = np.zeros(self.states, np.int32)
-        known = np.zeros((self.states, int(parts.max()) + 1))
-        known[np.arange(self.states), parts] = self._root
+            parts = [np.arange(self.states)]
+        known = np.zeros((self.states, len(parts)))
+        for column, inside in zip(known.T, parts, strict=True):
+            column[inside] = self._root[inside]
         return np.asarray(known / np.linalg.norm(known, axis=0))
 
     @property
@@ -328,10 +346,19 @@ class Spectrum:
             )
         law, root = self.law.of_parts, self._root
         found = self._dense_modes() if self.states <= DENSE_STATES else self._lanczos(count, rtol)
-        rates, vectors = found[0], found[1][:, :count] / root[:, None]
+        rates, y = found[0], found[1][:, :count]
         parted = len(rates) > count and bool(rates[count] - rates[count - 1] <= max(_EQUAL, rtol) * rates[count])
         values = np.asarray(1 - (1 - self.moves.laziness) * rates[:count])
-        vectors /= np.sqrt(law @ vectors**2)
+        with np.errstate(over="ignore", divide="ignore", invalid="ignore"):  # what has no float is told below
+            vectors = y / root[:, None]
+            if self.states <= DENSE_STATES:
+                self._fill_in(vectors, 1 - rates[:count], y)
+            vectors /= np.sqrt(law @ vectors**2)
+            if not np.isfinite(to_numpy(self.affinity.as_signal(vectors))).all():
+                raise NumericalError(
+                    f"modes: {count} need states of a stationary probability that underflows, where they have no "
+                    "floats; ask for fewer, or scale the logits down"
+                )
         largest = np.abs(vectors).argmax(axis=0)
         vectors *= np.sign(vectors[largest, np.arange(count)])
         left = self.moves.apply(vectors) - values * vectors
@@ -341,6 +368,18 @@ class Spectrum:
                 f"modes: residual {residual:.2g} above rtol={rtol:g}; raise rtol, ask for fewer, or use a wider kernel"
             )
         return Modes(values, vectors, residual, parted)
+
+    def _fill_in(self, vectors: Floats, values: Floats, y: Floats) -> None:
+        """Set modes v = y / pi^1/2 where pi and y are so small that rounding decides: there v = P v / mu."""
+        law, small = self.law.of_parts, np.abs(y) < _LITTLE * np.abs(y).max(axis=0)
+        low, lost = law < _LITTLE**2 * law.max(), law < _FLOOR * law.max()
+        vectors[lost[:, None] & ~small] = np.nan
+        if len(self.moves.closed) > 1:  # their constants are 0 on the others
+            small[np.concatenate(self.moves.closed), : len(self.moves.closed)] = False
+        for v, mu, there in zip(vectors.T, values, (small & low[:, None]).T, strict=True):
+            moves = self.moves.dense[there]
+            with contextlib.suppress(np.linalg.LinAlgError):  # mu is an eigenvalue of these states alone
+                v[there] = np.linalg.solve(mu * np.eye(len(moves)) - moves[:, there], moves[:, ~there] @ v[~there])
 
     def schur(self, count: int, rtol: float, weights: Floats) -> Modes:
         """Return real Schur vectors of the eigenvalues of largest real part, orthonormal in the weights."""
@@ -390,7 +429,7 @@ class Spectrum:
         """Return all rates 1 - mu without the laziness, increasing, and their vectors."""
         self.moves.check_room("modes", _PAIR_BYTES * self.states**2)
         known = self._constants
-        rates, vectors = all_rates(self.moves.dense, self._root, 1, known)
+        rates, vectors = all_rates(self.moves.dense, self._root, 1, known, self._balanced_roots)
         return np.concatenate([np.zeros(known.shape[1]), rates]), np.concatenate([known, vectors], axis=1)
 
     def _lanczos(self, count: int, rtol: float) -> tuple[Floats, Floats]:

@@ -151,8 +151,8 @@ def _late(distance: Floats, unit: float) -> list[Row]:
 
 def _time(name: str, row: Row, eps: float) -> Fit:
     """Return the mixing time between its spectral bounds, in whole steps: they hold for real times."""
-    low, high = (math.nan if row[side] is None else float(math.ceil(row[side])) for side in ("lower", "upper"))
+    low, high = (math.nan if row[side] is None else float(np.ceil(row[side])) for side in ("lower", "upper"))
     return Fit(
         name, f"mixing time in steps (eps={eps:g}) [its spectral bounds]", float(row["mixing_time"]), low, high,
-        relation="in", points=1, reason="" if math.isfinite(high) else "a chain that is not reversible has no bounds",
+        relation="in", points=1, reason="a chain that is not reversible has no bounds" if math.isnan(high) else "",
     )  # fmt: skip
