@@ -190,6 +190,18 @@ def test_modules_outside_of_transformers_have_the_same_cures(name: str) -> None:
     torch.testing.assert_close(found[2], found[1], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bfloat16", "float16"])
+@pytest.mark.parametrize("count", [7, 90])
+def test_modules_that_sum_have_the_term_in_half_precision(count: int, dtype: Any) -> None:
+    x = torch.randn(2, count, WIDTH, generator=torch.Generator().manual_seed(1)).to(dtype)
+    model = attach(_outside("fused").to(dtype), fidelity=0.5)
+    with torch.no_grad():
+        found, exact = model(x), attach(_outside("fused").to(dtype).double(), fidelity=0.5)(x.double())
+    assert found.dtype == dtype
+    off = 8 * torch.finfo(dtype).eps * float(exact.abs().max())
+    torch.testing.assert_close(found.double(), exact, rtol=0, atol=off)
+
+
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")  # which the stock encoder makes
 @pytest.mark.parametrize("name", CURES)
 def test_an_encoder_of_torch_has_its_cures_with_padding(name: str) -> None:
