@@ -13,6 +13,7 @@ from nlflow.denoising import denoise
 from nlflow.denoising.columns import each_item
 from nlflow.denoising.labelled import letter_of, listed
 from nlflow.denoising.large import denoise_array
+from nlflow.denoising.layout import shape_of
 from nlflow.denoising.options import Options
 from nlflow.domains import Grid
 from nlflow.domains.grid import Boundary
@@ -253,7 +254,7 @@ class Accessor:
 
     def _axes(self, dims: Any, channel_dim: Any) -> _Axes:
         there = tuple(self._array.dims)
-        if channel_dim is not None and channel_dim not in there:
+        if channel_dim is not None and not _is_one_of(channel_dim, there):
             raise InputError(f"channel_dim: got {channel_dim!r}, expected one of {listed(there)}")
         found = self._found(there, channel_dim) if dims is None else self._told(there, dims, channel_dim)
         image = found.image
@@ -265,7 +266,8 @@ class Accessor:
 
     def _told(self, there: tuple[str, ...], dims: Any, channel_dim: str | None) -> _Axes:
         named = (dims,) if isinstance(dims, str) else tuple(dims) if isinstance(dims, Sequence) else ()
-        if not 1 <= len(named) <= 3 or len(set(named)) < len(named) or channel_dim in named or set(named) - set(there):
+        known = 1 <= len(named) <= 3 and all(_is_one_of(name, there) for name in named)
+        if not known or len(set(named)) < len(named) or channel_dim in named:
             raise InputError(f"dims: got {dims!r}, expected one to three different dimensions of an image out of "
                              f"{listed(name for name in there if name != channel_dim)}")  # fmt: skip
         items = tuple(name for name in there if name not in (*named, channel_dim))
@@ -330,7 +332,7 @@ def _in_blocks(
     import dask.array
 
     words["options"].refuse(("separate", "stopping", "device"), "an array in chunks")
-    for name, given in (("mask", "mask" in own), ("keep", "keep" in own), ("progress", progress)):
+    for name, given in (("mask", "mask" in own), ("keep", "keep" in own), ("progress", progress is not False)):
         if given:
             raise InputError(f"{name}: got it for an array in chunks, which are denoised one by one, expected none; "
                              "call image.compute() first, or leave it out")  # fmt: skip
@@ -341,10 +343,14 @@ def _in_blocks(
     return dask.array.stack(results).reshape(data.shape).astype(into), info
 
 
+def _is_one_of(name: Any, names: tuple[Any, ...]) -> bool:
+    return any(name is one or (type(name) is type(one) and name == one) for one in names)
+
+
 def _own(name: str, value: Any, given: Any, axes: _Axes) -> Callable[[tuple[int, ...]], Any]:
     """Return what gives the part of an argument that belongs to an image of `given`."""
     if not isinstance(value, xarray.DataArray):
-        if np.ndim(value) > (name == "sigma"):
+        if len(shape_of(name, value)) > (name == "sigma"):
             raise InputError(f"{name}: got an array whose dimensions have no names, expected a DataArray over some of "
                              f"{listed(given.dims)}")  # fmt: skip
         return lambda index: value

@@ -201,6 +201,27 @@ def test_a_flow_lives_on_the_coordinates(fidelity: float) -> None:
     assert found.u.sel(t=5.0).std() < given.std()
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ({"channel_dim": np.ones(2)}, "channel_dim: got array"),
+        ({"channel_dim": ["y"]}, "channel_dim: got .'y'., expected one of 'y', 'x'"),
+        ({"dims": [["y"], ["x"]]}, "dims: got ..'y'., .'x'.., expected one to three different"),
+        ({"sigma": [1.0, [2.0]]}, "sigma: got .1.0, .2.0..,"),
+        ({"mask": [[True], [True, False]]}, "mask: got"),
+        ({"mask": object()}, "mask: got values of type object"),
+        ({"keep": [[True], [True, False]]}, "keep: got"),
+        ({"progress": "no"}, "progress: got 'no', expected True or False"),
+        ({"progress": np.ones(3)}, "progress: got array"),
+        ({"return_info": 1}, "return_info: got 1"),
+    ],
+    ids=str,
+)
+def test_what_has_no_names_and_is_no_number_is_refused_by_name(words: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=f"^{message}"):
+        picture().nlflow.denoise(**{"sigma": 1.0, **words})
+
+
 def test_what_a_flow_cannot_take() -> None:
     kernel = nl.Gaussian(width=1.0)
     with pytest.raises(InputError, match=r"'station' besides 'y', 'x'.*isel"):

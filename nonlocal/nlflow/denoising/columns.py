@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from nlflow._array import on_host
 from nlflow.denoising.info import DenoiseInfo, together
-from nlflow.denoising.layout import Axes, shape_of
+from nlflow.denoising.layout import Axes, marks_of, shape_of
 from nlflow.denoising.runs import Trail, within
 from nlflow.errors import InputError, check_unmasked
 
@@ -68,7 +69,7 @@ def _one_by_one(denoise: Callable[..., Any], given: Any, progress: Any, count: i
             lost.append((number, image, words))
             image, words = np.zeros(image.shape, image.dtype), {**words, "mask": None}
         with _telling(progress, number / count, (number + 1) / count) as told:
-            result, info = denoise(image, return_info=True, **({"progress": told} if told else {}), **words)
+            result, info = denoise(image, return_info=True, **({} if told is False else {"progress": told}), **words)
         results.append(result)
         infos.append(info)
     for number, image, words in lost:
@@ -101,7 +102,7 @@ def _is_lost(samples: Any, mask: Any) -> bool:
         lost = lost | (np.isnan(samples) if mask is None else ~np.isfinite(samples) if isinstance(mask, str) else False)
     if mask is None or isinstance(mask, str):
         return bool(lost.all())
-    given = np.asarray(mask)
+    given, _ = marks_of("mask", on_host(mask, "mask"))
     # Of pixels; which axis is that of the channels is known to those who are asked later.
     return bool(lost.all() or given.all() or (given.shape == lost.shape and (lost | given).all()))
 
