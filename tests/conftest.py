@@ -115,6 +115,13 @@ def one_thread() -> Iterator[None]:
 
 
 @pytest.fixture
+def strict() -> Iterator[None]:
+    """Make every overflow, underflow, division by zero and invalid operation an error."""
+    with np.errstate(all="raise"):
+        yield
+
+
+@pytest.fixture
 def rng() -> np.random.Generator:
     return np.random.default_rng(7)
 

@@ -174,12 +174,6 @@ def floats(matrix: Any) -> Floats:
     return np.array([[float(matrix[i, j]) for j in range(matrix.cols)] for i in range(matrix.rows)])
 
 
-def solved(a: Any, b: Any) -> Any:
-    """Return a^-1 b to many digits, however ill-conditioned: as many more as the system may lose."""
-    with mp.workdps(400):
-        return mpmath.lu_solve(a, b) if b.cols == 1 else mpmath.inverse(a) * b
-
-
 # ---- the cases
 
 _LINE = [[0.0], [1.0], [2.5], [2.75], [4.0]]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import math
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from tests.names import FOUND
 pytestmark = [
     pytest.mark.numerical,
     pytest.mark.filterwarnings("ignore::nlflow.NlflowWarning"),  # nodes that see no other: meant here
+    pytest.mark.usefixtures("strict"),
 ]
 
 EXACT = ("dense", "pairwise", "tiled")
@@ -69,13 +69,6 @@ ATTENTION_WITHOUT_NUMBERS = {
     *("CURES", "Classification", "Cure", "Report", "TokenAccuracy", "WordErrors", "masked_tokens", "report"),
     *("fidelities", "image_inputs", "load_model", "load_terms", "save_terms", "text_inputs", "token_inputs"),
 }
-
-
-@pytest.fixture(autouse=True)
-def strict() -> Iterator[None]:
-    """Make every overflow, underflow, division by zero and invalid operation an error."""
-    with np.errstate(all="raise"):
-        yield
 
 
 # ---- nothing is left out

@@ -47,7 +47,7 @@ TEXT = "= One =\n" + " ".join(f"w{i}" for i in range(45)) + "\n = Two = \n" + " 
 # ---- the default of attach
 
 
-def test_the_default_is_the_semi_implicit_form_at_0_4(tmp_path: Path) -> None:
+def test_the_default_is_the_semi_implicit_form_at_0_4() -> None:
     given = inputs("bert")
     found = output(attach(build("bert")), given)
     assert torch.equal(found, output(attach(build("bert"), fidelity=0.4, semi_implicit=True), given))

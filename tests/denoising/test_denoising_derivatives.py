@@ -275,7 +275,7 @@ def test_single_precision_learns() -> None:
 # ---- what has no derivative
 
 
-def test_what_has_no_derivative_is_refused_by_name(tmp_path: Any) -> None:
+def test_what_has_no_derivative_is_refused_by_name() -> None:
     image = torch.from_numpy(IMAGE).requires_grad_()
     flat = torch.full(SHAPE, 3.0, requires_grad=True)
     with pytest.raises(nl.InputError, match="image: the input is constant, so that it is returned unchanged"):

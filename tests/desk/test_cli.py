@@ -115,7 +115,7 @@ def test_a_report_holds_no_name_and_no_path(folder: Path, monkeypatch: pytest.Mo
     assert report["loop cache"] == {"folder of": "NUMBA_CACHE_DIR", "writable": True, "files": 0, "bytes": 0}
 
 
-def test_licences_are_those_of_the_metadata(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_licences_are_those_of_the_metadata(folder: Path) -> None:
     found = {one["name"]: one for one in json.loads(run("info", "--licenses", "--json").stdout)["packages"]}
     assert {"numpy", "numba", "llvmlite", "typer", "nlflow"} <= set(found)
     assert not {"pytest", "ruff", "Sphinx"} & set(found)  # tools of those who work on the package

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -11,18 +10,16 @@ import pytest
 import nlflow as nl
 from nlflow.affinities import Unlinked
 
-pytestmark = [pytest.mark.numerical, pytest.mark.filterwarnings("ignore::nlflow.NlflowWarning")]
+pytestmark = [
+    pytest.mark.numerical,
+    pytest.mark.filterwarnings("ignore::nlflow.NlflowWarning"),
+    pytest.mark.usefixtures("strict"),
+]
 
 WEIGHTS = nl.affinity(nl.Gaussian(width=2.0), nl.Grid(8, boundary="periodic"))
 ONE = nl.J(Unlinked(nl.Points([0.0])))
 U = np.sin(np.arange(8.0))
 UNITS = (1e-290, 1e290)
-
-
-@pytest.fixture(autouse=True)
-def strict() -> Iterator[None]:
-    with np.errstate(all="raise"):
-        yield
 
 
 @pytest.mark.parametrize("unit", UNITS)

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 from scipy.stats import chi2
 
 import nlflow as nl
@@ -15,7 +14,6 @@ from nlflow.equilibria.sums import spectral_sums
 from nlflow.errors import InputError, MemoryLimitError, NumericalError
 from nlflow.flows.functions import symmetric_flow
 
-Floats = NDArray[np.float64]
 BETA = 1.7
 
 

@@ -71,7 +71,7 @@ def test_values_of_functionals(name: str, measure: str, method: str) -> None:
         np.testing.assert_allclose(gradient.numpy(), expected, rtol=0, atol=1e-12)
 
 
-WHOLE, WHOLE_FLOW = ("queries", "degree", "dense"), ("queries", "attention", "dense")
+WHOLE = ("queries", "degree", "dense")
 INTEGRATORS = [nl.ExplicitEuler(0.1), nl.SemiImplicit(0.5), nl.NeutrenoStep()]
 
 

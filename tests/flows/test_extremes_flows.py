@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import mpmath
@@ -13,17 +12,15 @@ from extremes import Case, case, columns, exact, floats, signals
 
 import nlflow as nl
 
-pytestmark = [pytest.mark.numerical, pytest.mark.filterwarnings("ignore::nlflow.NlflowWarning")]
+pytestmark = [
+    pytest.mark.numerical,
+    pytest.mark.filterwarnings("ignore::nlflow.NlflowWarning"),
+    pytest.mark.usefixtures("strict"),
+]
 
 EPS = float(np.finfo(float).eps)
 NAMES = ("logits", "queries", "narrow", "wide", "tiny units", "subnormal weights", "subnormal affinities", "one node",
          "two tokens", "duplicates", "two clusters", "compact", "tiny amplitude", "huge amplitude")  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def strict() -> Iterator[None]:
-    with np.errstate(all="raise"):
-        yield
 
 
 def resolvent(moves: Any, f: Any, fidelity: float) -> Any:

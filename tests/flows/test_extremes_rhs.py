@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 from extremes import case
@@ -11,16 +9,14 @@ from extremes import case
 import nlflow as nl
 from tests.covering import pairs
 
-pytestmark = [pytest.mark.numerical, pytest.mark.filterwarnings("ignore::nlflow.NlflowWarning")]
+pytestmark = [
+    pytest.mark.numerical,
+    pytest.mark.filterwarnings("ignore::nlflow.NlflowWarning"),
+    pytest.mark.usefixtures("strict"),
+]
 
 
 BLIND = ("logits",)  # some nodes see the others below rounding alone
-
-
-@pytest.fixture(autouse=True)
-def strict() -> Iterator[None]:
-    with np.errstate(all="raise"):
-        yield
 
 
 @pytest.mark.parametrize("size", [1e-300, 1e300])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import mpmath
@@ -13,17 +12,10 @@ from extremes import exact
 import nlflow as nl
 from nlflow import attention
 
-pytestmark = pytest.mark.numerical
+pytestmark = [pytest.mark.numerical, pytest.mark.usefixtures("strict")]
 
 EPS = float(np.finfo(float).eps)
 TOKENS = nl.on_sphere(np.random.default_rng(0).standard_normal((6, 3)))
-
-
-@pytest.fixture(autouse=True)
-def strict() -> Iterator[None]:
-    """Make every overflow, underflow, division by zero and invalid operation an error."""
-    with np.errstate(all="raise"):
-        yield
 
 
 def velocity(x: Any, beta: float, normalization: str) -> Any:

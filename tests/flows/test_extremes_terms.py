@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -12,19 +11,17 @@ import nlflow as nl
 from nlflow.affinities import kernel_operator
 from nlflow.flows import ParticleFlow
 
-pytestmark = [pytest.mark.numerical, pytest.mark.filterwarnings("ignore::nlflow.NlflowWarning")]
+pytestmark = [
+    pytest.mark.numerical,
+    pytest.mark.filterwarnings("ignore::nlflow.NlflowWarning"),
+    pytest.mark.usefixtures("strict"),
+]
 
 GRID = nl.Grid(8, boundary="periodic")
 FUNCTIONAL = nl.J(nl.affinity(nl.Gaussian(width=2.0), GRID))
 U = np.sin(np.arange(8.0))
 TWO = np.stack([U, U[::-1]], axis=-1)
 UNITS = (1e-290, 1e290)
-
-
-@pytest.fixture(autouse=True)
-def strict() -> Iterator[None]:
-    with np.errstate(all="raise"):
-        yield
 
 
 def check_scales(flow: Any, u: Any, unit: float, step: Any, scaled: Any = None) -> None:

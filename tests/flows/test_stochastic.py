@@ -148,7 +148,6 @@ def test_orders_are_declared_apart_and_told() -> None:
 # --- a step is what it says ------------------------------------------------------------------------------------------
 
 NODES = 30
-GRID = nl.Grid(NODES, spacing=0.1, boundary="isolated")
 POINTS = nl.Points(
     np.sort(np.random.default_rng(1).uniform(0, 3, NODES)), np.random.default_rng(2).uniform(0.5, 2, NODES)
 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import mpmath
@@ -15,17 +14,15 @@ import nlflow as nl
 from nlflow import attention
 from nlflow.denoising.noise import HotPixels, Rician, photon_transfer
 
-pytestmark = [pytest.mark.numerical, pytest.mark.filterwarnings("ignore::nlflow.NlflowWarning")]
+pytestmark = [
+    pytest.mark.numerical,
+    pytest.mark.filterwarnings("ignore::nlflow.NlflowWarning"),
+    pytest.mark.usefixtures("strict"),
+]
 
 EPS = float(np.finfo(float).eps)
 UNITS = (2.0**-990, 2.0**-40, 2.0**40, 2.0**990)
 """Units of a signal: powers of two, so that a scaled signal has the digits of the unscaled one."""
-
-
-@pytest.fixture(autouse=True)
-def strict() -> Iterator[None]:
-    with np.errstate(all="raise"):
-        yield
 
 
 def picture(side: int = 16) -> Any:

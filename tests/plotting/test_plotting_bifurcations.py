@@ -75,7 +75,7 @@ def test_a_portrait_shows_equilibria_and_curves() -> None:
     assert texts(portrait_figure(None, (0, 1), (0, 1), curves={"two projections": curve})) == ["two projections"]
 
 
-def test_refusals(fold: Branch) -> None:
+def test_refusals() -> None:
     flow = Own(lambda u: -u)
     cases: list[tuple[str, Callable[[], Any]]] = [
         ("branches: got none or an empty one", lambda: bifurcation_figure([])),

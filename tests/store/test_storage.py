@@ -430,9 +430,7 @@ def test_a_good_one_is_there_after_a_failure_at_any_place(
     assert not list(tmp_path.glob(".nlflow*"))
 
 
-def test_another_problem_and_another_version_are_refused_with_the_reason(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_problem_and_another_version_are_refused_with_the_reason(tmp_path: Path) -> None:
     path = tmp_path / "checkpoint"
     states = Checkpoints(path, "mine")
     states.save(*state(0))
