@@ -46,7 +46,7 @@ def run_why(
     for line in () if quiet else warned:
         say("warning", line)
     sentences = found.findings(layers)
-    report = {
+    report: dict[str, Any] = {
         "model": model, "kind": found.model, "inputs": found.count, "tokens": found.tokens, "findings": sentences,
         "parts": found.rows(), "spectra": [layer.row() for layer in layers],
         "heads": [row for layer in layers for row in layer.head_rows()], "groups": found.group_rows(),
