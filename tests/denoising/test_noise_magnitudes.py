@@ -1,6 +1,7 @@
 """Magnitudes: their law, a transform that makes their noise white, the way back, and how strong they are."""
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -308,6 +309,15 @@ def test_a_map_of_the_noise_is_found_beside_an_intensity_that_does_not_tell_it()
     for other in (clean, clean + 15 * rng.normal(size=clean.shape), rng.poisson(clean).astype(float),
                   clean + level * ndi.gaussian_filter(rng.normal(size=clean.shape), 1)):  # fmt: skip
         assert find_places(other[..., None]) is None
+
+
+@pytest.mark.parametrize(("side", "told"), [(100, False), (104, True)])
+def test_maps_are_told_from_as_many_samples_on_as_the_page_says(side, told):
+    level = np.linspace(4, 20, side)
+    picture = 100 + level * np.random.default_rng(0).normal(size=(side, side))
+    assert (find_places(picture[..., None]) is not None) == told
+    page = Path(__file__).parents[2] / "docs" / "noise.md"
+    assert "from place to place (from 104 samples a side on)" in page.read_text(encoding="utf-8")
 
 
 @pytest.mark.slow
