@@ -155,6 +155,24 @@ def test_nothing_is_taken_out_of_clean_letters(monkeypatch: pytest.MonkeyPatch) 
     assert info.confidence == "low"
 
 
+@pytest.mark.parametrize(
+    ("noise", "channel"),
+    [(GaussianNoise([16.0, 24.0, 40.0]), -1), (GaussianNoise.from_kernel(np.ones((25, 25)), 24.0), None)],
+    ids=["a strength for each channel", "correlated beyond a window"],
+)
+def test_noise_of_any_kind_is_doubted(noise: Any, channel: int | None) -> None:
+    noisy = np.random.default_rng(0).normal(100, 20, (64, 64) if channel is None else (64, 64, 3))
+    axes = Axes.of(noisy.shape, channel, None, None)
+    frame, part = observe(noisy, None, "auto", axes, "fast", Options(), found=NoiseEstimate(noise, "high", ("a rule",)))
+    smooth = gaussian_filter(part.f, (3, 3, 0))
+    found = figures_of(part.f, smooth, frame)
+    assert found is not None
+    less = milder(frame, replace(found, skewness=1.0))
+    assert less is not None
+    assert less.confidence == "low"
+    assert np.all(less.model.sigma <= np.asarray(noise.sigma))
+
+
 def test_impulses_stay_replaced_where_the_noise_beside_them_is_doubted(monkeypatch: pytest.MonkeyPatch) -> None:
     """They are no part of the residual that is looked at, unless they lie in clumps as structure does."""
     clean, noise = CAMERA[:64, :64], Impulses(0.05, 0.0, 255.0)

@@ -20,6 +20,7 @@ from nlflow.denoising.info import DenoiseInfo, doubts
 from nlflow.denoising.labelled import denoised_labelled, is_labelled
 from nlflow.denoising.layout import Axes, shape_of
 from nlflow.denoising.noise.models.base import NoiseEstimate
+from nlflow.denoising.noise.names import NO_NOISE
 from nlflow.denoising.options import OPTIONS, Options
 from nlflow.denoising.residual import figures_of, milder
 from nlflow.denoising.runs import Problem, Trail, Watch, telling, within
@@ -211,7 +212,7 @@ def denoise(
                 break
             if trail is not None:
                 trail.course = {}  # of a flow whose result is not taken
-            if less.model.white_sigma == 0.0:
+            if less.model.describe() == NO_NOISE:
                 frame, u, told = frame.without_noise(less), part.as_it_was(frame.absent, u), {}
                 break
             frame, part = observe(image, sigma, noise, placed, quality, chosen, mask=mask, keep=keep, found=less)

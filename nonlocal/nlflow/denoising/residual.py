@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from nlflow.denoising.noise.figures import OfFlat
 from nlflow.denoising.noise.models.base import Mixture, Noise, NoiseEstimate, Strewn
 from nlflow.denoising.noise.models.gaussian import GaussianNoise
+from nlflow.denoising.noise.names import NO_NOISE
 from nlflow.denoising.noise.spectra import autocorrelation, error_of_correlations
 
 if TYPE_CHECKING:
@@ -249,7 +250,7 @@ def _judged(columns: list[Array], correlation: Array, hidden: list[Array], size:
         return Figures(clumps=_clumps(hidden), share=1.0)
     flat: list[Array] = []
     level, share = 0.0, None
-    alone = size / correlation[-1]  # independent samples of a window
+    alone = max(size / float(correlation[-1]), 1.0)  # independent samples of a window
     median = (1 - 2 / (9 * alone)) ** 3  # of their mean square (Wilson and Hilferty 1931)
     for group in np.array_split(np.argsort(light, kind="stable"), _GROUPS):
         own = group[np.argsort(steep[group], kind="stable")][: max(int(_FLAT * len(group)), 1)]
@@ -368,7 +369,8 @@ def milder(frame: Frame, found: Figures) -> NoiseEstimate | None:
     else:
         doubted = Mixture([one for one in parts if one not in kept] or parts)
         noise = Mixture([*kept, noise]) if kept else noise
-        less = "nothing is taken out" if noise.white_sigma == 0.0 else f"{noise.describe()} alone is taken out"
+        left = noise.describe()
+        less = "nothing is taken out" if left == NO_NOISE else f"{left} alone is taken out"
     reason = f"{_TOLD} {doubted.describe()}: {'; '.join(seen)}; {less}"
     return NoiseEstimate(noise, "low", (reason,), frame.found.measured, whole=False)
 
