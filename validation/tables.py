@@ -112,5 +112,10 @@ def markdown(heads: Sequence[str], lines: Iterable[Sequence[object]], numbers: I
     """Return a Markdown table; the columns that are named in `numbers` are aligned to the right."""
     right = set(numbers)
     ruler = "|".join("---:" if head in right else "---" for head in heads)
-    first, *rest = (f"| {' | '.join(map(str, line))} |" for line in (heads, *lines))
+    first, *rest = (f"| {' | '.join(map(_cell, line))} |" for line in (heads, *lines))
     return "\n".join([first, f"|{ruler}|", *rest])
+
+
+def _cell(value: object) -> str:
+    """Return a value without what would end its cell or its row."""
+    return str(value).replace("|", "\\|").replace("\n", " ")

@@ -18,7 +18,7 @@ from validation.robustness.faults.kills import SAME, killed
 from validation.robustness.faults.others import clock_back, dead_workers, second_writer
 from validation.robustness.faults.processes import Running, problem_left, undisturbed
 from validation.robustness.faults.victims import FLOWS, Claims, FolderRun, Study, Training, Victim
-from validation.tables import Entry
+from validation.tables import Entry, markdown
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="signals, mounts and /proc of Linux")
 
@@ -114,6 +114,11 @@ def test_clocks_that_go_back(tmp_path: Path) -> None:
 def test_dead_workers_of_a_pool(tmp_path: Path) -> None:
     row = dead_workers(False, 1, tmp_path / "work", 7)
     assert row.good, row.details
+
+
+def test_no_cell_of_a_table_ends_it() -> None:
+    """|mu| would be two cells more, and a message of two lines two rows."""
+    assert markdown(["rate", "n"], [["|mu_2|\nof P", 3]]) == "| rate | n |\n|---|---|\n| \\|mu_2\\| of P | 3 |"
 
 
 def test_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -131,5 +131,5 @@ def _part(row: Result, scope: Sequence[str]) -> str:
 
 
 def _survivor(row: Result, reason: str) -> tuple[str, ...]:
-    change = "`" + row.change.replace("|", "\\|") + "`" + (f": {reason}" if reason else "")
+    change = f"`{row.change}`" + (f": {reason}" if reason else "")
     return f"{row.file}:{row.line} {row.function}", change, f"{row.tried} of {row.selected}", f"{row.seconds:.0f}"
