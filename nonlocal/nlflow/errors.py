@@ -549,10 +549,10 @@ def check_memory(what: str, needed: int, remedy: str, limit: float | None = None
 
 @contextmanager
 def renamed(inner: str, name: str) -> Iterator[None]:
-    """Let an `InputError` about an inner argument name that of the function that was called."""
+    """Let an error about an inner argument name that of the function, or of the command, that was called."""
     try:
         yield
-    except InputError as error:
+    except (InputError, FileFormatError) as error:
         if not str(error).startswith(f"{inner}: "):
             raise
         raise type(error)(f"{name}: {str(error).removeprefix(f'{inner}: ')}") from error

@@ -389,7 +389,7 @@ def denoise_store(
     if scheduler != _workers.LOCAL and workers is not None:
         raise InputError(f"workers: got {workers} beside a scheduler, which has workers of its own; leave it out")
     _check_place(source, target, existing)
-    with locked(target, "OUT", whole=True), ExitStack() as stack:
+    with locked(target, "target", whole=True), ExitStack() as stack:
         whole = _tidy(partial, target, keep=existing == "resume")
         replaces = whole or _may_replace(target, existing)
         axes, spacing, _ = told_axes(source, channel_axis, axes, spacing)
@@ -414,13 +414,13 @@ def denoise_store(
 
 def _check_place(source: Path, target: Path, existing: str) -> None:
     if target == source or source.is_relative_to(target):
-        raise InputError(f"OUT: got {target}, the same place as IN, expected another; choose a new name")
+        raise InputError(f"target: got {target}, the same place as source, expected another; choose a new name")
     if target.is_relative_to(source):
-        raise InputError(f"OUT: got {target}, a place inside IN, expected one beside it; choose another")
+        raise InputError(f"target: got {target}, a place inside source, expected one beside it; choose another")
     if existing not in ("refuse", "overwrite", "resume"):
         raise InputError(f"existing: got {existing!r}, expected 'refuse', 'overwrite' or 'resume'")
     if not target.parent.is_dir():
-        raise FileFormatError(f"OUT: got {target} in a folder that does not exist, expected one that does; make it")
+        raise FileFormatError(f"target: got {target} in a folder that does not exist, expected one that does; make it")
 
 
 def _may_replace(target: Path, existing: str) -> bool:
@@ -429,12 +429,12 @@ def _may_replace(target: Path, existing: str) -> bool:
     begun = partial.exists()
     if begun and existing == "refuse":
         raise InputError(
-            f"OUT: got {target}, of which an unfinished run left {partial.name}, expected none; go on "
+            f"target: got {target}, of which an unfinished run left {partial.name}, expected none; go on "
             "with existing='resume', or overwrite it"
         )
     asked = existing == "overwrite" or (begun and existing == "resume" and _record_of(partial)["replace"])
     if target.exists() and not asked:
-        raise InputError(f"OUT: got {target}, already there, expected a new name; choose another, or overwrite")
+        raise InputError(f"target: got {target}, already there, expected a new name; choose another, or overwrite")
     for place in (target, partial):
         _check_array(place)
     return asked
@@ -442,7 +442,9 @@ def _may_replace(target: Path, existing: str) -> bool:
 
 def _check_array(target: Path) -> None:
     if target.exists() and not (target / "zarr.json").is_file() and not (target / ".zarray").is_file():
-        raise InputError(f"OUT: got {target}, which is no zarr array, expected one to overwrite; choose another name")
+        raise InputError(
+            f"target: got {target}, which is no zarr array, expected one to overwrite; choose another name"
+        )
 
 
 def _regular(result: Any) -> Any:

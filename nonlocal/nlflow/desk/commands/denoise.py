@@ -375,6 +375,7 @@ def _denoise_large(
     """Denoise an image block by block; none of the options `refused`, which need the whole image, may have a value."""
     from nlflow.backends.machine import version
     from nlflow.desk.large import denoise_store, told_axes
+    from nlflow.errors import renamed
 
     for option, value in refused.items():
         if value is not None:
@@ -403,7 +404,7 @@ def _denoise_large(
             if callable(log):
                 log(done / count)
 
-        with named(sources[0]):
+        with named(sources[0]), renamed("target", "OUT"):
             info, counts = denoise_store(sources[0], target, sigma, progress=tell, **words)
     details = info.as_dict()
     details.pop("residual")  # nobody has computed it
