@@ -296,6 +296,12 @@ def test_what_does_not_evolve(result: Any) -> None:
         result.update(features(2))
 
 
+def test_what_is_no_signal_updates_nothing() -> None:
+    result = affinity(Gaussian(width=1.0), POINTS, features(2))
+    with pytest.raises(InputError, match=r"^u: got shape \(3,\), expected \(12,\) or \(12, 'D'\)"):
+        result.update(np.ones(3))
+
+
 # --- given matrices --------------------------------------------------------------------------------------------------
 
 

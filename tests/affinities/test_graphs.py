@@ -157,6 +157,7 @@ REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
     "batch": (weights(), {"domain": nl.Batch(Points(np.arange(4.0)), 2)}, "domain: got Batch"),
     "nodes of a matrix": (np.ones((3, 3)), {"nodes": 9}, "nodes: got 9, but the graph has 3"),
     "attribute of a matrix": (np.ones((3, 3)), {"attribute": None}, "expected it for networkx alone"),
+    "attribute": (np.ones((3, 3)), {"attribute": ["a"]}, r"attribute: got \['a'\], expected text"),
     "nodes": (PAIR, {"domain": Points(np.arange(4.0)), "nodes": 5}, "nodes: got 5, expected 4"),
     "light": (
         PAIR,

@@ -235,11 +235,14 @@ def test_what_is_refused() -> None:
         (energy, {"values": [1.0, 0.5, 2.0]}, r"got \[1.0, 0.5, 2.0\], expected at least 3 increasing fidelities > 0"),
         (energy, {"values": [0.0, 0.5, 2.0]}, r"got \[0.0, 0.5, 2.0\], expected at least 3 increasing fidelities > 0"),
         (energy, {"traces": "transform"}, "method: got 'transform'"),
+        (energy, {"traces": "fft"}, "traces: got 'fft', expected one of"),
         (energy, {"traces": "lanczos", "rng": "seed"}, "rng: got 'seed'"),
     ]
     for given, options, message in refused:
         with pytest.raises(InputError, match=message):
             choose_fidelity(given, **options)
+    with pytest.raises(NumericalError, match=r"values: 1e\+308 is so large that nothing is smoothed"):
+        choose_fidelity(energy, [0.5, 1.0, 1e308])
     with pytest.raises(InputError, match="it compares fidelities alone"):
         choose_parameter(problem.energy_of, [1.0, 2.0, 3.0], method="lcurve")
     with pytest.raises(InputError, match="build: it returned E with other observed signals"):

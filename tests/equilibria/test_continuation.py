@@ -240,6 +240,7 @@ def test_refusals() -> None:
         ("make_flow: got int, expected a function", (3, zero, 0, (0, 1)), {}),
         ("make_flow at 0: got float, expected a flow", (lambda p: p, zero, 0, (0, 1)), {}),
         ("direction: got 0", (line, zero, 0.5, (0, 1)), {"direction": 0}),
+        ("size: got 'x', expected a finite real number > 0", (line, zero, 0.5, (0, 1)), {"size": "x"}),
         ("longest", (line, zero, 0.5, (0, 1)), {"longest": -1}),
         ("shape", (line, np.zeros(3), 0.5, (0, 1)), {}),
         ("NaN", (line, np.array([np.nan]), 0.5, (0, 1)), {}),

@@ -395,6 +395,8 @@ def test_arguments() -> None:
         equilibrium(free)
     with pytest.raises(nl.InputError, match=r"start: got shape \(5,\), expected \(12,\)"):
         equilibrium(free, np.ones(5))
+    with pytest.raises(nl.InputError, match=r"start: got shape \(5,\), expected \(12,\)"):  # though it does not matter
+        equilibrium(flow, np.ones(5))
     with pytest.raises(nl.InputError, match="start: got 1 NaN"):
         equilibrium(free, np.where(np.arange(12) == 3, np.nan, 1.0))
     for zero in (0.0, np.zeros(12)):

@@ -343,6 +343,7 @@ def test_kernels_with_faults_are_found() -> None:
         check_kernel(Lopsided())
     with pytest.raises(nl.InputError, match="dimensions: got 0, expected an integer >= 1"):
         check_kernel(nl.Gaussian(1.0), dimensions=0)
+    check_kernel(nl.Gaussian(1.0), dimensions=np.array(2))
     with pytest.raises(ContractError, match="kernel Window: positive semidefinite: got an eigenvalue"):
         check_kernel(Window())
 
@@ -507,6 +508,10 @@ def test_integrators_without_faults_and_with_a_state_of_their_own() -> None:
     check_integrator(Stage(0.1))
     with pytest.raises(nl.InputError, match="start: got one without a flow"):
         check_integrator(Stage(0.1), start=F)
+    with pytest.raises(nl.InputError, match="flow: got J, expected a flow"):
+        check_integrator(Stage(0.1), nl.J(DENSE), F)
+    with pytest.raises(nl.InputError, match="start: got shape"):
+        check_integrator(Stage(0.1), nl.GradientFlow(nl.J(DENSE)), F[:3])
     with pytest.raises(ContractError, match="state is kept in memory alone"):
         check_integrator(Remembers(0.1))
 
@@ -543,6 +548,7 @@ class Pulled(Conserved):
 def test_flows_with_faults_are_found() -> None:
     energy = nl.E(DENSE.scaled(0.01), F, 0.5)
     check_flow(Conserved(energy))
+    check_flow(nl.GradientFlow(energy), 0 * F)
     with pytest.raises(ContractError, match=r"velocity is made of linear\(\), pulled\(\) and driven\(\)"):
         check_flow(Pulled(energy))
     with pytest.raises(ContractError, match=r"spectral_bounds\(\) hold the eigenvalues"):

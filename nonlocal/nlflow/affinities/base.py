@@ -21,7 +21,6 @@ from nlflow._array import (
     check_signal_like,
     constant_like,
     is_numpy,
-    is_tensor,
     kept_bytes,
     kept_like,
     mean_over_nodes,
@@ -41,7 +40,6 @@ from nlflow.domains import Domain
 from nlflow.errors import (
     InputError,
     NumericalError,
-    check_array,
     check_generator,
     check_integer,
     check_memory,
@@ -417,7 +415,7 @@ class Affinity(ABC):
                 "affinity: it compares node positions or queries, or is a given matrix, which do not change with the "
                 "signal; build it from features (features=u) for an evolving kernel"
             )
-        return self._updated(check_array("features", u) if is_tensor(u) else u)
+        return self._updated(self.domain.check_signal("u", u))
 
     def settle(self) -> None:  # noqa: B027  # a hook: most have nothing to ask
         """Ask the device for what decides how sums are computed."""

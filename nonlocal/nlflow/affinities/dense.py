@@ -12,7 +12,7 @@ import array_api_compat
 import numpy as np
 from numpy.typing import NDArray
 
-from nlflow._array import Array, Floats, constant_like, is_numpy, namespace
+from nlflow._array import Array, Floats, constant_like, is_numpy, namespace, scalar
 from nlflow.affinities.base import Affinity
 from nlflow.affinities.graph import Sparse
 from nlflow.affinities.logits import check_rows, log_transitions, properties
@@ -158,8 +158,8 @@ class DenseAffinity(Affinity):
                 f"matrix: got shape {tuple(k.shape)}, expected {(domain.size,) * 2}, one row for each node"
             )
         xp = namespace(k)
-        if float(xp.min(k)) < 0:
-            raise InputError(f"matrix: got a negative entry ({float(xp.min(k)):g}), expected affinities >= 0")
+        if (least := scalar(xp.min(k))) < 0:
+            raise InputError(f"matrix: got a negative entry ({least:g}), expected affinities >= 0")
 
         transposed = xp.matrix_transpose(k)
         symmetric = bool(xp.all(k == transposed))

@@ -19,6 +19,7 @@ from nlflow.errors import (
     check_integer,
     check_memory,
     check_tensor,
+    check_text,
     checked_call,
     kind_of,
     listed,
@@ -129,6 +130,8 @@ def _weights_of(graph: Any, edge_weight: Any, attribute: str | None, nodes: int 
 
     sparse: bool = issparse(graph)
     network = from_package(graph, "networkx")
+    if attribute is not None:
+        check_text("attribute", attribute)
     if attribute != "weight" and not network:
         raise InputError(f"attribute: got {attribute!r} for a {type(graph).__name__}, expected it for networkx alone")
     if not (sparse or network):
@@ -220,7 +223,7 @@ def _of_networkx(graph: Any, attribute: str | None, limit: float | None) -> Spar
     _check_edges(2 * count, len(numbers), limit)
     ends = np.empty((2, count), np.int64)
     values: list[Any] = []
-    for place, (start, end, value) in enumerate(graph.edges(data=attribute or False) if attribute else _bare(graph)):
+    for place, (start, end, value) in enumerate(_bare(graph) if attribute is None else graph.edges(data=attribute)):
         ends[:, place] = numbers[start], numbers[end]
         values.append(value)
     weights = _attributes(values, attribute)

@@ -11,8 +11,17 @@ import numpy as np
 
 from nlflow._array import Array, Brief, Floats, scalar, to_numpy, underflowing
 from nlflow.equilibria.field import check_energy
+from nlflow.equilibria.sums import METHODS as TRACES
 from nlflow.equilibria.sums import Sums, check_estimates, measure_of, observed_sums, positive, spectral_sums
-from nlflow.errors import InputError, check_choice, check_increasing, check_number, checked_call, kind_of
+from nlflow.errors import (
+    InputError,
+    NumericalError,
+    check_choice,
+    check_increasing,
+    check_number,
+    checked_call,
+    kind_of,
+)
 from nlflow.flows.functions import symmetric_flow
 from nlflow.functionals.energies import E, J
 
@@ -128,6 +137,8 @@ class _Criteria:
             assert self._sigma is not None
             return abs(math.sqrt(residual) - self._factor * self._sigma)
         share = self.trace(strength)[0] / self._n
+        if share == 1:
+            raise NumericalError(f"values: {strength:g} is so large that nothing is smoothed in floats; end with less")
         if self._method in ("gcv", "rgcv"):
             plain = residual / (1 - share) ** 2
             return plain if self._method == "gcv" else plain * self._robust(strength)
@@ -259,7 +270,12 @@ def choose_fidelity(
     method, factor = _check_method(method, sigma, factor)
     sigma = None if sigma is None else check_number("sigma", sigma, minimum=0, strict=True)
     check_estimates(samples, averages, rng)
-    options: dict[str, Any] = {"method": traces, "samples": samples, "averages": averages, "rng": rng}
+    options: dict[str, Any] = {
+        "method": check_choice("traces", traces, TRACES),
+        "samples": samples,
+        "averages": averages,
+        "rng": rng,
+    }
     criteria = _Criteria(energy, method, sigma, factor, options)
     if values is None:
         grid = criteria.largest * np.geomspace(1e-5, 10, _GRID)
@@ -312,7 +328,12 @@ def choose_parameter(
     sigma = None if sigma is None else check_number("sigma", sigma, minimum=0, strict=True)
     grid = check_increasing("values", values, least=3)
     check_estimates(samples, averages, rng)
-    options: dict[str, Any] = {"method": traces, "samples": samples, "averages": averages, "rng": rng}
+    options: dict[str, Any] = {
+        "method": check_choice("traces", traces, TRACES),
+        "samples": samples,
+        "averages": averages,
+        "rng": rng,
+    }
     energies = [check_energy(build(float(one)), "build") for one in grid]
     _check_same(energies)
     strengths = [_one(energy) for energy in energies]

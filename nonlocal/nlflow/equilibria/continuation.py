@@ -16,7 +16,16 @@ from nlflow.equilibria.branches import Branch, BranchPoint, Point
 from nlflow.equilibria.eigenvalues import Spectrum
 from nlflow.equilibria.equations import ALMOST, DENSE, NONE, Border, Equations, Tangent
 from nlflow.equilibria.newton import Search
-from nlflow.errors import InputError, NumericalError, check_integer, check_number, check_range, checked_call, kind_of
+from nlflow.errors import (
+    InputError,
+    NumericalError,
+    check_integer,
+    check_number,
+    check_range,
+    checked_call,
+    is_function,
+    kind_of,
+)
 from nlflow.flows.flow import Flow, as_flow
 from nlflow.functionals.krylov import default_rtol
 
@@ -115,7 +124,7 @@ def continue_equilibria(
     >>> bool(crossing.u[-1, 0] * crossing.u[-1, 1] < 0)
     True
     """
-    if not callable(make_flow):
+    if not is_function(make_flow):
         raise InputError(f"make_flow: got {kind_of(make_flow)}, expected a function of the parameter")
     low, high = check_range("bounds", bounds, hint="; direction=-1 follows the branch down")
     parameter = check_number("parameter", parameter)
@@ -126,12 +135,13 @@ def continue_equilibria(
     longest = check_number("longest", longest, minimum=0, strict=True)
     step = min(check_number("step", step, minimum=0, strict=True), longest)
     equations = Equations(_flow_of(make_flow, parameter), "start", start)
-    if size is None:
-        size = equations.norm(equations.start) or 1.0
+    size = (
+        equations.norm(equations.start) or 1.0 if size is None else check_number("size", size, minimum=0, strict=True)
+    )
     if not 1e-150 < size < 1e150:
         raise InputError(f"size: got {size:g}, expected a size of u whose square a float can hold; change the unit")
     run = Continuation(
-        Family(make_flow, equations, (low, high)), check_number("size", size, minimum=0, strict=True), step, longest,
+        Family(make_flow, equations, (low, high)), size, step, longest,
         check_integer("most", most, minimum=1), check_integer("k", k, minimum=1),
         default_rtol(equations.like) if rtol is None else check_number("rtol", rtol, minimum=0, strict=True),
     )  # fmt: skip

@@ -245,6 +245,8 @@ def equilibrium(
         return Equilibrium(_mean(flow, u) + 0 * u, 0.0, 0, True, message, "mean")
     if flow.inner.conserves:
         return conserved(flow, observed if start is None else start, rtol, maxiter)
+    if start is not None:
+        flow.check_signal("start", start)
     low, high = fidelity.bounds()
     if high == 0:
         raise InputError("fidelity: got 0 at every node, where the limit depends on u(0); use a flow without fidelity")

@@ -55,7 +55,7 @@ class AveragingFlow(Flow):
     """
 
     def __init__(self, particles: Any, kernel: RadialKernel, *, data: Any = None, weights: Any = None) -> None:
-        x = check_array("particles", particles, ndim=2, hint="for one dimension a column, x[:, None]")
+        x = _columns("particles", particles)
         if not isinstance(kernel, RadialKernel):
             raise InputError(f"kernel: got {kind_of(kernel)}, expected a radial one, such as Gaussian(1.0)")
         super().__init__(Unlinked(Points(np.arange(float(x.shape[0]))), x), "l2", None, evolving=False, every=1)
@@ -179,7 +179,11 @@ def hegselmann_krause(opinions: Any, confidence: float) -> AveragingFlow:
     [0.2004, 0.5, 0.7996]
     """
     radius = check_number("confidence", confidence, minimum=0, strict=True)
-    return AveragingFlow(opinions, TopHat(radius))
+    return AveragingFlow(_columns("opinions", opinions), TopHat(radius))
+
+
+def _columns(name: str, given: Any) -> Array:
+    return check_array(name, given, ndim=2, hint="for one dimension a column, x[:, None]")
 
 
 @checked_call

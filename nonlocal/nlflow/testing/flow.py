@@ -96,9 +96,9 @@ def _check_descent(contract: Contract, flow: Flow, u: Any, velocity: Any) -> Non
     if not flow.has_energy or flow.evolving or flow.timed or str(u.dtype).endswith("float32"):
         return
     size = float(np.abs(to_numpy(velocity)).max())
-    if size == 0:
+    if size == 0 or not math.isfinite(size):
         return
-    h = 1e-4 * float(np.abs(to_numpy(u)).max()) / size
+    h = 1e-4 * (float(np.abs(to_numpy(u)).max()) or 1.0) / size
     ahead, behind = flow.energy(u + h * velocity), flow.energy(u - h * velocity)
     slope = (ahead - behind) / (2 * h)
     rounding = 1e-9 * (abs(ahead) + abs(behind)) / h

@@ -15,7 +15,7 @@ from nlflow._array import Array, Floats
 from nlflow.affinities import Affinity, affinity
 from nlflow.domains import Grid, Points
 from nlflow.errors import InputError
-from nlflow.flows.flow import Flow
+from nlflow.flows.flow import Flow, as_flow
 from nlflow.flows.gradient import GradientFlow
 from nlflow.flows.integrators import ExplicitEuler, Integrator, StepFailureError
 from nlflow.flows.kinetics import AllenCahn
@@ -68,10 +68,11 @@ def check_integrator(integrator: Integrator, flow: Flow | None = None, start: Ar
         isinstance(order, int | float) and order > 0, "order is declared", order, "a number > 0, such as 2.0"
     )
     if flow is not None:
+        flow = as_flow(flow)
         start = flow.observed if start is None else start
         if start is None:
             raise InputError("start: got none, and the flow has no observed signal; give the signal where it starts")
-        _check_steps(contract, integrator, flow, start)
+        _check_steps(contract, integrator, flow, flow.check_signal("start", start))
         return
     if start is not None:
         raise InputError("start: got one without a flow, expected the flow that starts there; give both")

@@ -44,7 +44,7 @@ def check_kernel(kernel: Kernel, *, dimensions: int = 2) -> None:
     >>> check_kernel(Gaussian(width=0.5))
     """
     contract = Contract("kernel", kernel, Kernel)
-    check_integer("dimensions", dimensions, minimum=1)
+    dimensions = check_integer("dimensions", dimensions, minimum=1)
     _check_value(contract, kernel)
     compared: Kernel = kernel.compared
     x, y = random(12, dimensions), random(9, dimensions, seed=1)
