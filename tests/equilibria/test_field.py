@@ -13,6 +13,7 @@ from nlflow.equilibria import GaussianField, trace_of
 from nlflow.equilibria.sums import spectral_sums
 from nlflow.errors import InputError, MemoryLimitError, NumericalError
 from nlflow.flows.functions import symmetric_flow
+from nlflow.flows.spectrum import largest_eigenvalue
 
 BETA = 1.7
 
@@ -267,6 +268,19 @@ def test_what_is_refused() -> None:
     hidden = GaussianField(nl.E(dense_parts, f, np.repeat([1.0, 0.0], 4)))
     with pytest.raises(NumericalError, match="hardly sees a node"):
         hidden.variance()
+
+
+@pytest.mark.parametrize("fidelity", [3.0, np.array([3.0, 1e3])])
+def test_a_node_that_sees_itself_above_all_loses_no_digits(fidelity: Any) -> None:
+    """Its affinity with itself, e^64, has no part in J: k = 2 e^8 is all there is between two nodes."""
+    f, (one, two) = np.array([0.0, 1.0]), np.broadcast_to(fidelity, 2)
+    weights = nl.affinity(nl.ExpDotProduct(), nl.Points([0.0, 1.0], weights=[1.0, 1.0]), np.array([[8.0], [1.0]]))
+    field, k = GaussianField(nl.E(weights, f, fidelity)), 2 * np.exp(8.0)
+    determinant = k * (one + two) + one * two
+    assert field.variance().value == pytest.approx(np.array([k + two, k + one]) / determinant, rel=1e-9)
+    assert field.log_determinant().value == pytest.approx(np.log(determinant), rel=1e-9)
+    values = np.linalg.eigvalsh([[k + one, -k], [-k, k + two]])
+    assert largest_eigenvalue(field.flow) == pytest.approx(values[1], rel=1e-9)
 
 
 def test_tensors() -> None:

@@ -113,6 +113,11 @@ class _Criteria:
         total = self._unit * self.sums.form(np.ones_like)[0]
         if not total > 1e-24 * size**2 * self._mass:  # of a constant rounding is left
             raise InputError("energy: got a constant observed signal, expected one that varies, or no fidelity is best")
+        if not self.trace(1e-12 * self.largest)[0] < self._n:
+            raise InputError(
+                f"energy: got {self._n} node(s) of which none sees another in float64, expected some that do: without, "
+                "every fidelity leaves the signal as it is; use a wider kernel, or smaller logits"
+            )
         self._log_measure = float(np.log(measure).sum())
 
     def mean_square(self, strength: float) -> float:
@@ -249,8 +254,9 @@ def choose_fidelity(
     Raises
     ------
     InputError
-        For J, a fidelity that mixes channels, one for each of more than 2000 nodes, a batch; for ``sure`` and
-        ``discrepancy`` without a sigma; for fewer than three values, or such as do not increase.
+        For J, a fidelity that mixes channels, one for each of more than 2000 nodes, a batch, nodes of which none sees
+        another; for ``sure`` and ``discrepancy`` without a sigma; for fewer than three values, or such as do not
+        increase.
     NumericalError
         For ``evidence`` on a graph of several components.
 

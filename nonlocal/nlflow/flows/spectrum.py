@@ -50,10 +50,15 @@ def apply_operator(flow: LinearFlow, columns: Floats, *, diffusion: bool = False
 
 def dense_operator(flow: LinearFlow, *, diffusion: bool = False) -> Floats:
     """Return the matrix of A, or of r (I - P), float64, (N, N) or (N D, N D) where D channels are mixed; uncounted."""
+    unknowns = _unknowns(flow, diffusion)
+    if not (flow.plain and flow.inner.by_nodes and flow.terms.constraint is None):
+        return apply_operator(flow, np.eye(unknowns), diffusion=diffusion)
     # The diagonal of r (I - P) is the sum of rates off it: 1 - P_ii has no digits where P_ii is nearly 1.
-    matrix = apply_operator(flow, np.eye(_unknowns(flow, diffusion)), diffusion=diffusion)
-    by_rates = diffusion and flow.plain and flow.inner.by_nodes and flow.terms.constraint is None
-    return _by_rates(flow, matrix) if by_rates else matrix
+    matrix = _by_rates(flow, apply_operator(flow, np.eye(flow.affinity.domain.size), diffusion=True))
+    if diffusion or flow.fidelity is None:
+        return matrix
+    pull = on_columns(flow, flow.fidelity.times, np.eye(unknowns))
+    return (matrix if flow.fidelity.width == 1 else np.kron(matrix, np.eye(flow.fidelity.width))) + pull
 
 
 def _by_rates(flow: LinearFlow, matrix: Floats) -> Floats:
