@@ -47,7 +47,7 @@ def test_repr_and_attributes() -> None:
 
 
 STARTS: dict[str, tuple[Any, str]] = {
-    "beyond": (12, "start: got node 12, expected one of 0 to 11"),
+    "beyond": (12, "start: got 12, expected an integer >= 0 that is below 12"),
     "negative": (-1, "start: got -1, expected an integer >= 0"),
     "fraction": (1.5, r"start: got shape \(\), expected a node number or probabilities of shape \(3, 4\)"),
     "none": (None, "start: got None"),

@@ -161,9 +161,7 @@ class MarkovChain(Transitions):
             For a chain that is not reversible, or not irreducible, a root that does not exist, and for branches of
             fewer than 3 states.
         """
-        root = check_integer("root", root, minimum=0)
-        if root >= self.states:
-            raise InputError(f"root: got node {root}, expected one of 0 to {self.states - 1}")
+        root = check_integer("root", root, minimum=0, below=self.states)
         self.require_unique("pseudotime")
         if check_flag("branching", branching) and self.states < 3:
             raise InputError(f"branching: got a chain of {self.states} states, expected at least 3, one for each tip")

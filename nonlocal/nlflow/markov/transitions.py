@@ -101,11 +101,8 @@ class Transitions:
         array = on_host(start, "start")
         if array.shape != () or array.dtype.kind not in "iu":
             return self._moves.laws(check_law(start, self._moves.shape))
-        node = check_integer("start", int(array), minimum=0)
-        if node >= self.states:
-            raise InputError(f"start: got node {node}, expected one of 0 to {self.states - 1}")
         law = np.zeros(self.states)
-        law[node] = 1.0
+        law[check_integer("start", int(array), minimum=0, below=self.states)] = 1.0
         return self._moves.laws(self._shaped(law))
 
     def matrix(self) -> Floats:

@@ -326,7 +326,8 @@ class Layer:
 
     def head(self, head: int, item: int = 0) -> Head:
         """Return a head on a sequence of the batch, padding and sinks left out."""
-        h, b = _number("head", head, self.heads), _number("item", item, self.items)
+        h = check_integer("head", head, minimum=0, below=self.heads)
+        b = check_integer("item", item, minimum=0, below=self.items)
         inside = self.tokens[b]
         q, k, v = (part[b, h][inside].detach().cpu().double().numpy() for part in (self.q, self.k, self.v))
         rule = bias = None
@@ -529,10 +530,3 @@ def _over(reduce: Any, values: Floats) -> float:
     """Return `reduce` of the values that are not NaN, and NaN where there is none."""
     numbers = values[~np.isnan(values)]
     return float(reduce(numbers)) if numbers.size else math.nan
-
-
-def _number(name: str, value: Any, count: int) -> int:
-    number = check_integer(name, value, minimum=0)
-    if number >= count:
-        raise InputError(f"{name}: got {number}, expected one of 0 to {count - 1}")
-    return number
