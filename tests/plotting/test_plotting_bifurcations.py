@@ -14,7 +14,7 @@ import nlflow as nl
 from nlflow.affinities import Unlinked
 from nlflow.equilibria import Branch, continue_equilibria
 from nlflow.flows.flow import Flow
-from nlflow.plotting import bifurcation_figure, portrait_figure, render
+from nlflow.plotting import bifurcation_figure, new_figure, portrait_figure, render
 
 
 class Own(Flow):
@@ -89,6 +89,9 @@ def test_refusals() -> None:
             "curves['a']: got shape (3, 3)",
             lambda: portrait_figure(None, (0, 1), (0, 1), curves={"a": np.zeros((3, 3))}),
         ),
+        ("curves['a']: got 0 dimension(s)", lambda: portrait_figure(None, (0, 1), (0, 1), curves={"a": 1.0})),  # type: ignore[dict-item]
+        ("title: got 3, expected a text", lambda: portrait_figure(None, (0, 1), (0, 1), title=3)),  # type: ignore[arg-type]
+        ("axis: got str, expected Axes of Matplotlib", lambda: portrait_figure(None, (0, 1), (0, 1), axis="left")),  # type: ignore[arg-type]
         (
             "flow: expected one of signals of shape (1, 2)",
             lambda: portrait_figure(nl.GradientFlow(nl.J(nl.affinity(nl.Gaussian(1.0), nl.Grid(4)))), (0, 1), (0, 1)),
@@ -97,3 +100,12 @@ def test_refusals() -> None:
     for message, call in cases:
         with pytest.raises(nl.InputError, match=re.escape(message)):
             call()
+
+
+def test_an_axis_keeps_the_title_that_it_has() -> None:
+    axis = new_figure().subplots()
+    axis.set_title("mine")
+    portrait_figure(None, (0, 1), (0, 1), curves={"a": np.eye(2)}, axis=axis)
+    assert axis.get_title() == "mine"
+    portrait_figure(None, (0, 1), (0, 1), curves={"a": np.eye(2)}, axis=axis, title="another")
+    assert axis.get_title() == "another"

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from nlflow.errors import InputError, check_choice, not_installed, visible
+from nlflow.errors import InputError, check_choice, not_installed, shortened, visible
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -65,6 +65,7 @@ def new_figure(width: float = 10.0, height: float = 4.0, dpi: float = 150.0, tit
     except ImportError as error:
         raise not_installed("a figure", "Matplotlib", "plots") from error
 
+    check_title(title)
     paper = _PAPER.get()
     if paper is not None:
         width, height = paper.width, height * min(1.0, paper.width / width)
@@ -75,6 +76,11 @@ def new_figure(width: float = 10.0, height: float = 4.0, dpi: float = 150.0, tit
             visible(title, keep="\n"), fontsize=points(13), parse_math=False
         )  # a file name may hold dollar signs
     return figure
+
+
+def check_title(title: Any) -> None:
+    if title is not None and not isinstance(title, str):
+        raise InputError(f"title: got {shortened(repr(title), 60)}, expected a text")
 
 
 def panel_grid(

@@ -86,7 +86,11 @@ def _place(axis: Axes | None, width: float, height: float, title: str | None) ->
     if axis is None:
         figure = base.new_figure(width, height, 130, title)
         return figure, figure.subplots()
-    axis.set_title(title or "")
+    if not hasattr(axis, "set_title"):
+        raise InputError(f"axis: got {type(axis).__name__}, expected Axes of Matplotlib, or None for a new figure")
+    base.check_title(title)
+    if title is not None:
+        axis.set_title(title)
     return axis.figure, axis  # type: ignore[return-value]  # a panel of a figure in a figure is drawn in it too
 
 
@@ -153,7 +157,7 @@ def portrait_figure(
         _draw_flow(axis, flow, window)
     for number, (name, curve) in enumerate((curves or {}).items()):
         points = curve.u if isinstance(curve, Cycle) else curve
-        points = check_array(f"curves[{name!r}]", points)
+        points = check_array(f"curves[{name!r}]", points, ndim=(2, 3), hint="two components over time")
         if points.shape not in ((len(points), 2), (len(points), 1, 2)):
             raise InputError(f"curves[{name!r}]: got shape {points.shape}, expected (T, 2), two components over time")
         shade, marker = base.look(number)
