@@ -290,5 +290,5 @@ def test_figure() -> None:
 @pytest.mark.parametrize("method", ["gcv", "rgcv", "evidence", "lcurve"])
 def test_nodes_of_which_none_sees_another_are_refused(method: str, fidelity: Any) -> None:
     alone = nl.affinity(nl.TopHat(0.8), nl.Grid(9, boundary="isolated"))
-    with pytest.raises(nl.NlflowError, match="none sees another|falls into parts"):
+    with pytest.raises(nl.NlflowError, match=r"none sees another|falls into parts"):
         nl.choose_fidelity(nl.E(alone, np.arange(9.0) ** 2, fidelity), method=method)

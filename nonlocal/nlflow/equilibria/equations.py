@@ -36,8 +36,8 @@ _PUSHES = 400  # of laws by P, to find the stationary one
 _ENTRIES = 2**25  # numbers that neutral directions of components may have beyond `DENSE` unknowns
 
 
-def check_autonomous(flow: Any, name: str = "flow") -> Flow:
-    flow = as_flow(flow, name)
+def check_autonomous(given: Any, name: str = "flow") -> Flow:
+    flow = as_flow(given, name)
     if isinstance(flow, SphereFlow):
         raise InputError(
             f"{name}: got a SphereFlow, whose signals stay on a sphere, expected one that moves in all directions; "

@@ -135,8 +135,9 @@ class Rosenbrock(Embedded):
         now, single = flow.at(u), u.dtype == namespace(u).float32
 
         def kept(v: Array) -> Array:
-            known = isinstance(flow, LinearFlow) and flow.conserves_mean and not flow.evolving
-            return flow.without_mean(v) if known else v
+            if isinstance(flow, LinearFlow) and flow.conserves_mean and not flow.evolving:
+                return flow.without_mean(v)
+            return v
 
         b = kept(s * force)
         if not bool(xp.all(xp.isfinite(b))):
