@@ -92,6 +92,12 @@ def power_of_two(size: float) -> float:
     return 2.0 ** (math.frexp(size)[1] - 1) if 0 < size < math.inf else 1.0
 
 
+def far_unit(u: NDArray[Any], near: float = 1e-3) -> float:
+    """Return the power of two that a signal is divided by so that its weighted sums are in range; 1 near 1."""
+    size = float(np.abs(u).max())
+    return 1.0 if near < size < 1 / near else power_of_two(size)
+
+
 def pieces_of(values: Array) -> list[Array]:
     """Return a large NumPy array in flat pieces, of which copies take little memory; all else as it is."""
     if not isinstance(values, np.ndarray) or values.size <= _PIECE:

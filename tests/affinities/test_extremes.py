@@ -235,6 +235,34 @@ def test_grids(shape: tuple[int, ...], kernel: Any, boundary: Any) -> None:
                 np.testing.assert_allclose(average, found[0], rtol=0, atol=1e-13)
 
 
+@pytest.mark.parametrize("method", ["stencil", "convolution", "patches"])
+@pytest.mark.parametrize("boundary", ["periodic", "reflect", "isolated"])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_signals_of_any_size_on_grids(method: str, boundary: Any, dtype: Any) -> None:
+    """An average lies between its numbers, whatever the sums of weights."""
+    grid = nl.Grid((8, 9), spacing=0.2, boundary=boundary)
+    u = np.random.default_rng(0).uniform(0.5, 0.99, grid.shape).astype(dtype)
+    kernel = nl.Patch(1.0, 3, 2) if method == "patches" else nl.Gaussian(1.0)
+    smooth = nl.affinity(kernel, grid, u if method == "patches" else None, method=method.replace("patches", "auto"))
+    expected, limits = smooth.average(u), np.finfo(dtype)
+    for size in (dtype(2.0 ** (limits.maxexp - 1)), dtype(2.0 ** (limits.minexp + 2))):
+        np.testing.assert_allclose(smooth.average(u * size) / size, expected, rtol=8 * limits.eps)
+
+
+@pytest.mark.parametrize("width", [1e308, 1e-308, 5e-324])
+@pytest.mark.parametrize("kernel", [nl.Gaussian, nl.Laplace, nl.TopHat, nl.Matern, nl.RationalQuadratic,
+                                    nl.InverseMultiquadric, nl.Wendland], ids=identity)  # fmt: skip
+def test_widths_at_the_ends_of_the_range(kernel: Any, width: float) -> None:
+    """Nodes see nobody else, or the kernel is refused."""
+    x = np.array([0.0, 1.0, 3.0])
+    try:
+        found = nl.affinity(kernel(width), nl.Points(x)).average(x)
+    except nl.InputError as error:
+        assert "kernel: " in str(error)
+    else:
+        assert np.array_equal(found, x)
+
+
 @pytest.mark.parametrize("unit", [1e-150, 1.0, 1e150])
 @pytest.mark.parametrize(
     "kernel",

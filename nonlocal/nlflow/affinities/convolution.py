@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import fft
 
-from nlflow._array import Floats
+from nlflow._array import Floats, far_unit
 from nlflow.affinities.base import Affinity
 from nlflow.affinities.table import fits, kernel_table, table_symbol, wrap
 from nlflow.backends.threads import cores
@@ -89,11 +89,12 @@ class ConvolutionAffinity(Affinity):
     def _average(self, u: NDArray[Any]) -> NDArray[Any]:
         if not self._narrow and u.dtype == np.float32:
             return self._average(u.astype(np.float64)).astype(u.dtype)
-        result = self._convolve(u)
+        size = far_unit(u, 1e-9)
+        result = self._convolve(u if size == 1 else u / u.dtype.type(size))
         if self._grid.boundary == "isolated":
             degrees = self._degrees.astype(u.dtype, copy=False)
             result /= degrees.reshape(degrees.shape + (1,) * (u.ndim - degrees.ndim))
-        return result
+        return result if size == 1 else result * u.dtype.type(size)
 
     def _push(self, law: NDArray[Any]) -> NDArray[Any]:
         if self._grid.boundary != "isolated":

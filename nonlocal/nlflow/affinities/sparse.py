@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nlflow._array import Floats, power_of_two
+from nlflow._array import Floats, far_unit, power_of_two
 from nlflow.affinities.base import Affinity
 from nlflow.affinities.graph import Sparse
 from nlflow.affinities.pair_sums import relative_weights
@@ -18,7 +18,6 @@ from nlflow.domains import Domain
 from nlflow.errors import InputError, check_choice
 from nlflow.kernels import Kernel
 
-_NEAR_ONE = 1e-3
 LAPLACIANS = ("combinatorial", "random walk", "symmetric")
 
 
@@ -74,9 +73,7 @@ class SparseAffinity(Affinity):
         self._sums = np.where(self._alone, sums[~self._alone].mean() if not self._alone.all() else 1.0, sums)
 
     def _average(self, u: NDArray[Any]) -> NDArray[Any]:
-        flat, size = self.flatten(u), float(np.abs(u).max())
-        # A small edge times a small signal would be 0, so the signal is divided by a power of two, which is exact.
-        size = 1.0 if _NEAR_ONE < size < 1 / _NEAR_ONE else power_of_two(size)
+        flat, size = self.flatten(u), far_unit(u)  # a small edge times a small signal would be 0
         total = self._product(flat if size == 1 else flat / u.dtype.type(size))
         total /= self._sums[:, None]
         if self._some_alone:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nlflow._array import Floats, kept_bytes
+from nlflow._array import Floats, far_unit, kept_bytes
 from nlflow.affinities.base import Affinity
 from nlflow.affinities.graph import Sparse
 from nlflow.affinities.logits import check_rows
@@ -72,8 +72,11 @@ class _Stencil(Affinity):
         return out
 
     def _average(self, u: NDArray[Any]) -> NDArray[Any]:
-        out = self._weighted_sums(u)
+        size = far_unit(u, 1e-9)
+        out = self._weighted_sums(u if size == 1 else u / u.dtype.type(size))
         out /= self._degrees_for(u.dtype)
+        if size != 1:
+            out *= size
         return np.ascontiguousarray(np.moveaxis(out, 0, -1)).reshape(u.shape)
 
     def _push(self, law: NDArray[Any]) -> NDArray[Any]:

@@ -255,8 +255,8 @@ class RadialKernel(Kernel):
     def differs(self, weights: Callable[[Floats], Floats], unit: float, rtol: float) -> float | None:
         """Return a sampled distance at which weights are not k, or None."""
         scale = self.scale
-        radii = np.append(0.0, (scale if 0 < scale < math.inf else 1.0) * _RADII)
         with np.errstate(all="ignore"):
+            radii = np.append(0.0, (scale if 0 < scale < math.inf else 1.0) * _RADII)
             squares = radii**2, (radii * unit) ** 2
             inside = np.all([(s > 1e-300) & (s < math.inf) for s in squares], axis=0) | (radii == 0)
             expected = np.exp(self.log_profile(squares[0]))
@@ -266,8 +266,8 @@ class RadialKernel(Kernel):
     def check_profile(self) -> None:
         """Raise `InputError` unless k is a number >= 0 at sampled distances, and finite."""
         scale = self.scale
-        radii = np.append(0.0, (scale if 0 < scale < math.inf else 1.0) * np.geomspace(1e-12, 1e12, 241))
         with np.errstate(all="ignore"):
+            radii = np.append(0.0, (scale if 0 < scale < math.inf else 1.0) * np.geomspace(1e-12, 1e12, 241))
             logs = np.asarray(self.log_profile(radii**2), dtype=np.float64)
         if logs.shape != radii.shape:
             raise InputError(f"kernel: the formula of {self!r} gave shape {logs.shape} for distances {radii.shape}")

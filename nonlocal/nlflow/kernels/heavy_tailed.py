@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
+import numpy as np
+
 from nlflow._array import Array, namespace, underflowing
 from nlflow.errors import InputError, check_number
 from nlflow.kernels.base import RadialKernel, fall
@@ -33,6 +35,7 @@ class RationalQuadratic(RadialKernel):
     positive_semidefinite: ClassVar[bool] = True
     smoothness: ClassVar[float | None] = math.inf
 
+    @np.errstate(over="ignore", invalid="ignore")  # far beyond narrow widths
     def log_profile(self, squared: Array) -> Array:
         """Return log k."""
         return namespace(squared).log1p(squared / self.width / self.width / (2 * self.alpha)) * -self.alpha
@@ -61,6 +64,7 @@ class InverseMultiquadric(RadialKernel):
     positive_semidefinite: ClassVar[bool] = True
     smoothness: ClassVar[float | None] = math.inf
 
+    @np.errstate(over="ignore", invalid="ignore")  # far beyond narrow widths
     def log_profile(self, squared: Array) -> Array:
         """Return log k."""
         return namespace(squared).log1p(squared / self.width / self.width) * -0.5
@@ -99,6 +103,7 @@ class TruncatedPower(RadialKernel):
         if not self.horizon > self.core:
             raise InputError(f"horizon: got {self.horizon:g}, expected more than the core, {self.core:g}")
 
+    @np.errstate(over="ignore", invalid="ignore")  # far beyond narrow widths
     def log_profile(self, squared: Array) -> Array:
         """Return log k."""
         xp = namespace(squared)

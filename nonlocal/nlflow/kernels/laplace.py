@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+import numpy as np
+
 from nlflow._array import Array, root, underflowing
 from nlflow.errors import checked_call
 from nlflow.kernels.base import RadialKernel, fall
@@ -30,6 +32,7 @@ class Laplace(RadialKernel):
     positive_semidefinite: ClassVar[bool] = True
     smoothness: ClassVar[float | None] = 1.0
 
+    @np.errstate(over="ignore", invalid="ignore")  # far beyond narrow widths
     def log_profile(self, squared: Array) -> Array:
         """Return log k."""
         return -(root(squared) / self.width)

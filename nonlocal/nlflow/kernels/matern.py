@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
+import numpy as np
+
 from nlflow._array import Array, namespace, root, underflowing
 from nlflow.errors import InputError, check_number, checked_call
 from nlflow.kernels.base import RadialKernel
@@ -44,6 +46,7 @@ class Matern(RadialKernel):
             raise InputError(f"nu: got {self.nu:g}, expected one of {', '.join(f'{nu:g}' for nu in _POLYNOMIALS)}")
         self._set("smoothness", 2 * self.nu)
 
+    @np.errstate(over="ignore", invalid="ignore")  # far beyond narrow widths
     def log_profile(self, squared: Array) -> Array:
         """Return log k."""
         xp = namespace(squared)

@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
+import numpy as np
+
 from nlflow._array import Array, namespace, root, underflowing
 from nlflow.errors import InputError, check_integer
 from nlflow.kernels.base import RadialKernel
@@ -44,6 +46,7 @@ class Wendland(RadialKernel):
             raise InputError(f"derivatives: got {self.derivatives}, expected one of 0, 2 or 4")
         self._set("smoothness", 1.0 + self.derivatives)
 
+    @np.errstate(over="ignore", invalid="ignore")  # far beyond narrow widths
     def log_profile(self, squared: Array) -> Array:
         """Return log k."""
         xp = namespace(squared)
