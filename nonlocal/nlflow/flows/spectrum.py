@@ -251,8 +251,9 @@ def relaxation_rate(flow: LinearFlow) -> float:
     """Return the rate of the slowest decay towards the flow's limit, |u(t) - u(inf)| ~ exp(-rate t).
 
     The smallest real part of an eigenvalue of A between free nodes. Constants are left out where the mean is conserved,
-    and for one fidelity at all nodes without a constraint, which gives mu_2 + lambda. A J-flow whose affinity falls
-    into parts that do not see each other, items of a batch aside, has the rate 0.
+    and for one fidelity at all nodes without a constraint, which gives mu_2 + lambda; the mean of a start that is not
+    that of f goes at the rate lambda. A J-flow whose affinity falls into parts that do not see each other, items of a
+    batch aside, has the rate 0.
 
     Raises
     ------
