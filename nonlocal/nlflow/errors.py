@@ -362,8 +362,8 @@ def check_array(
             f"{name}: got the name of a file, {_shown(value)}, expected a real numeric array; read the file first, for "
             "instance with skimage.io.imread, or use the command nonlocal"
         )
-    if value is None:
-        raise InputError(f"{name}: got None, expected a real numeric array{tail}")
+    if value is None or isinstance(value, bool | np.bool_):
+        raise InputError(f"{name}: got {value}, expected a real numeric array{tail}")
     foreign = is_tensor(value)
     if foreign:
         check_tensor(name, value)

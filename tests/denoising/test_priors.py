@@ -168,6 +168,7 @@ def test_a_wrong_factor_shows_in_single_precision_too() -> None:
     ("arguments", "message"),
     [
         ({"shape": 0}, r"shape: got 0, expected a tuple of integers >= 1"),
+        ({"shape": True}, r"shape: got True"),
         ({"shape": (5, 6.0)}, r"shape: got \(5, 6.0\)"),
         ({"shape": N, "data_shape": (3, 7)}, r"data_shape: got \(3, 7\), expected sizes that multiply to 45"),
         ({"shape": N, "rtol": 0}, "rtol: got 0"),
@@ -472,6 +473,19 @@ def test_bad_input_is_refused(options: dict[str, Any], message: str) -> None:
     given = {"data": DATA, "forward": FORWARD, "sigma": SIGMA, "denoiser": Resolvent(kernel())} | options
     with pytest.raises(InputError, match=message):
         reconstruct(given.pop("data"), given.pop("forward"), given.pop("sigma"), **given)
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [(None, "got None"), (1.0, r"got shape \(\), expected"), ("a", "got dtype <U1"), ([[1], [1, 2]], "got .*uneven"),
+     (np.ones(3), r"got shape \(3,\), expected"), (np.ones(N, complex), "got complex")],
+)  # fmt: skip
+def test_what_an_operator_cannot_act_on_is_named(value: Any, message: str) -> None:
+    for name, act in (("u", FORWARD.apply), ("v", FORWARD.adjoint)):
+        with pytest.raises(InputError, match=f"^{name}: {message}"):
+            act(value)
+    whole = np.arange(N)
+    np.testing.assert_array_equal(FORWARD.apply(whole.tolist()), FORWARD.apply(whole.astype(float)))
 
 
 def test_tensors_are_refused_by_name() -> None:

@@ -268,6 +268,8 @@ class Shy:
         (["a"], "got dtype <U1, expected a real numeric array; see there"),
         (np.array(["2020-01-01"], "M8[D]"), r"got dtype datetime64\[D\], expected a real numeric array"),
         (None, "got None, expected a real numeric array"),
+        (True, "got True, expected a real numeric array; see there"),
+        (np.False_, "got False, expected a real numeric array"),
         ({"a": 1}, "got dtype object, expected a real numeric array"),
         (np.array([1, None]), "got dtype object"),
         (

@@ -122,18 +122,17 @@ class Forward:
 
     def apply(self, u: Array) -> Array:
         """Return A u in the dtype of `u`; `NumericalError` when it is not finite."""
+        u = _fitting("u", u, self.shape)
         return self._forth(u).astype(u.dtype, copy=False)
 
     def adjoint(self, v: Array) -> Array:
         """Return A' v, as `apply` does A u."""
+        v = _fitting("v", v, self.data_shape)
         return self._back(v).astype(v.dtype, copy=False)
 
     def check_data(self, data: Any) -> Array:
         """Return data that fit, or raise `InputError`."""
-        array = check_numpy("data", data)
-        if array.shape != self.data_shape:
-            raise InputError(f"data: got shape {array.shape}, expected {self.data_shape}, that of A u")
-        return array
+        return _shaped("data", check_numpy("data", data), self.data_shape, ", that of A u")
 
     @cached_property
     def squared_norm(self) -> float:
@@ -196,6 +195,18 @@ def _inner(a: Array, b: Array) -> float:
     return float(np.sum(a * b, dtype=np.float64))
 
 
+def _fitting(name: str, value: Any, shape: tuple[int, ...]) -> Array:
+    """Return a signal or data; floats of NumPy are not looked through again at each step of a method."""
+    known = type(value) is np.ndarray and value.dtype.kind == "f"
+    return _shaped(name, value if known else check_numpy(name, value), shape)
+
+
+def _shaped(name: str, array: Array, shape: tuple[int, ...], of: str = "") -> Array:
+    if array.shape != shape:
+        raise InputError(f"{name}: got shape {array.shape}, expected {shape}{of}")
+    return array
+
+
 def _checked(result: Any, shape: tuple[int, ...], what: str) -> Array:
     array = np.asarray(result)
     if array.dtype.kind not in "biuf":
@@ -215,7 +226,7 @@ def checked_shape(name: str, value: Any) -> tuple[int, ...]:
         shape = tuple(int(n.__index__()) for n in sizes)
     except (AttributeError, TypeError):
         shape = ()
-    if not shape or min(shape) < 1:
+    if not shape or min(shape) < 1 or any(isinstance(n, bool) for n in sizes):
         raise InputError(f"{name}: got {value!r}, expected a tuple of integers >= 1")
     return shape
 

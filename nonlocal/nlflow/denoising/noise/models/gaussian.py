@@ -78,8 +78,6 @@ class GaussianNoise(Noise):
 
     def __post_init__(self) -> None:
         sigma = check_floats("sigma", self.sigma, ndim=(0, 1))
-        if sigma.ndim == 0:
-            check_number("sigma", self.sigma)
         if sigma.min() < 0:
             raise InputError(f"sigma: got {sigma.min():g}, expected numbers >= 0")
         if self.opponent and sigma.shape not in ((), (3,)):
