@@ -356,8 +356,8 @@ class Spectrum:
             vectors /= np.sqrt(law @ vectors**2)
             if not np.isfinite(to_numpy(self.affinity.as_signal(vectors))).all():
                 raise NumericalError(
-                    f"modes: {count} need states of a stationary probability that underflows, where they have no "
-                    "floats; ask for fewer, or scale the logits down"
+                    f"modes: some of {count} lie on states of a stationary probability that underflows, and have no "
+                    "floats there; ask for fewer, or scale the logits down"
                 )
         largest = np.abs(vectors).argmax(axis=0)
         vectors *= np.sign(vectors[largest, np.arange(count)])
