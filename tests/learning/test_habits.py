@@ -138,7 +138,7 @@ def test_few_iterations_do_and_too_few_are_told() -> None:
     assert model.n_iter_ < 20
     assert model.transduction_.tolist() == [0, 1, 1]
     grown = np.random.default_rng(0).normal(size=(80, 2))
-    with pytest.warns(ConvergenceWarning, match="raise max_iter or tol"):
+    with pytest.warns(ConvergenceWarning, match="raise max_iter or tol, or use a smaller alpha"):
         model = LabelSpreading("rbf", gamma=1.0, alpha=0.7, max_iter=1).fit(grown, np.arange(80) % 4 - 1)
     assert model.n_iter_ == 1
 

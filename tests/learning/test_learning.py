@@ -505,7 +505,7 @@ def test_duplicates_one_class_and_sparse_features(moons):
         assert set(kind("rbf", gamma=20.0).fit(X, one).transduction_.tolist()) == {7}
         dense, sparse = kind("rbf", gamma=20.0).fit(X, few), kind("rbf", gamma=20.0).fit(csr_array(X), few)
         assert np.array_equal(dense.label_distributions_, sparse.label_distributions_)
-    with pytest.warns(ConvergenceWarning, match="raise max_iter or tol"):
+    with pytest.warns(ConvergenceWarning, match="raise max_iter or tol, or use larger weights between samples"):
         HarmonicClassifier("rbf", gamma=5.0, max_iter=1).fit(X, few)
 
 

@@ -59,6 +59,8 @@ __all__ = [
 ]
 
 _OF_GRAPHS = ("affinity", "gamma", "n_neighbors", "metric", "search", "keep", "accuracy", "memory_limit", "beta")
+_CALLED = ("maxiter", "max_iter"), ("rtol", "tol"), ("equilibrium(flow, method='direct'), ", "")
+"""Words of solvers, and what they are called here."""
 _OF_SOLVERS = ("constraint:", "degree:")  # begin messages about weights, of whose words users know nothing here
 
 
@@ -211,9 +213,16 @@ class GraphEstimator(PointEstimator):
         """Return the signal of values (N, D) at labelled nodes, (N, D), 0 at nodes that no label reaches."""
         raise NotImplementedError
 
+    @property
+    def _better(self) -> str:
+        """What makes a signal easier to find."""
+        return "larger weights between samples"
+
     def _took(self, found: Minimizer) -> Array:
         self.n_iter_, self.residual_, self._solved = max(found.iterations, 1), found.residual, found.success
-        self.message_ = found.message.replace("maxiter", "max_iter").replace("rtol", "tol")  # as they are called here
+        self.message_ = found.message
+        for word, here in (*_CALLED, ("a larger fidelity", self._better)):
+            self.message_ = self.message_.replace(word, here)
         self.minimizer_ = found.u
         return found.u
 

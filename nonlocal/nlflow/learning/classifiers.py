@@ -28,6 +28,10 @@ class _Held(GraphEstimator):
     tol: float | None
     max_iter: int
 
+    @property
+    def _better(self) -> str:
+        return super()._better if self.fidelity is None else "a larger fidelity"
+
     def _learn(self, values: Array, labelled: NDArray[np.bool_]) -> Array:
         graph, fixed = self.graph_, labelled | ~self.reached_
         if self.fidelity is None:

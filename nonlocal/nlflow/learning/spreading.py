@@ -127,6 +127,10 @@ class LabelSpreading(ProbabilisticClassifier):
     def _weakest(self) -> float:
         return 0.0  # each probability keeps its digits
 
+    @property
+    def _better(self) -> str:
+        return "a smaller alpha"
+
     def _learn(self, one_hot: Array, labelled: NDArray[np.bool_]) -> Array:
         alpha = check_number("alpha", self.alpha, minimum=sys.float_info.min, below=1)  # 1 / alpha is finite
         graph, xp = self.graph_, namespace(one_hot)
