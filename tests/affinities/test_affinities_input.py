@@ -193,6 +193,10 @@ BAD_CALLS: dict[str, tuple[Any, str]] = {
     "complex features": (lambda: affinity(ExpDotProduct(), POINTS, KEYS * 1j), r"features: got complex values"),
     "masked features": (lambda: affinity(PATCH, GRID, masked()), r"features: got a masked array"),
     "empty features": (lambda: affinity(ExpDotProduct(), POINTS, KEYS[:, :0]), r"features: got an empty array"),
+    "huge map": (
+        lambda: affinity(ExpDotProduct(1.0, np.eye(KEYS.shape[1]) * 1e308, None), POINTS, 10 * KEYS),
+        "affinity: row 0 has logits that overflow",
+    ),
     "memory limit": (
         lambda: affinity(Gaussian(1.0), GRID, memory_limit=0),
         r"memory_limit: got 0, expected a real num",

@@ -307,6 +307,15 @@ BAD = {
         lambda: nl.affinity(nl.ExpDotProduct(), POINTS, X, mask=Mask(present=PRESENT[None])),
         r"mask: present has shape \(1, 70\), expected \(70,\)",
     ),
+    "rule of nothing": (
+        lambda: nl.affinity(nl.ExpDotProduct(), POINTS, X, mask=Mask(rule=lambda i, j: None)),
+        r"rule: got NoneType of shape \(\), expected bool of shape",
+    ),
+    "rule of others": (
+        lambda: nl.affinity(nl.ExpDotProduct(), POINTS, X, mask=Mask(rule=lambda i, j: PRESENT[:3])),
+        r"rule: got bool of shape \(3,\), expected bool of shape \(70, 70\)",
+    ),
+    "rule of a class": (lambda: Mask(rule=Mask), r"rule: got <class .*, expected a function"),
     "rule raises": (
         lambda: nl.affinity(nl.ExpDotProduct(), POINTS, X, mask=Mask(rule=lambda i, j: i.nothing)),
         r"rule: it raised AttributeError .* of shapes \(70, 1\) and \(70,\)",

@@ -193,9 +193,9 @@ class Affinity(ABC):
             If rounding would change the mass by more than 1e-6 or `error_estimate`, or if p P is not known.
         """
         law = self.check_signal("law", law)
-        with self.within_memory(law):
+        with self.within_memory(law), np.errstate(over="ignore", invalid="ignore"):  # found out by the mass
             pushed = self._push(law)
-        self._check_mass(law, pushed)
+            self._check_mass(law, pushed)
         return pushed
 
     def _check_mass(self, law: Array, pushed: Array) -> None:

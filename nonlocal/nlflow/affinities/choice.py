@@ -148,7 +148,8 @@ def affinity(
     if mask is not None and (isinstance(kernel, Patch) or not pairs):
         raise InputError("mask: patches and positions on a Grid have a window instead; leave it out")
     asked = Asked(kernel, domain, features, queries, method, window, store, rtol, mask, precision, memory_limit)
-    with looking_once():  # whether features are finite, and how large logits are
+    # Whether features are finite, and how large logits are: what overflows is found out then.
+    with looking_once(), np.errstate(over="ignore", invalid="ignore"):
         made = _affordable(asked)
         made.settle()
     return made

@@ -145,19 +145,9 @@ class Sight:
         empty = []
         for start in range(0, self._count, step):
             rows = self.numbers(slice(start, start + step))[:, None]
-            try:
-                seen = self.pairs(rows, every)
-                fits = tuple(seen.shape) == (rows.shape[0], self._count) and "bool" in str(seen.dtype)
-            except Exception as error:
-                raise InputError(
-                    f"rule: it raised {type(error).__name__} ({error}) for arrays of node numbers of shapes "
-                    f"{tuple(rows.shape)} and {tuple(every.shape)}"
-                ) from error
-            if not fits:
-                raise InputError(
-                    f"rule: got {getattr(seen, 'dtype', type(seen).__name__)} of shape "
-                    f"{tuple(getattr(seen, 'shape', ()))}, expected bool of shape {(rows.shape[0], self._count)}"
-                )
+            if start == 0:
+                self._check_rule(rows, every)
+            seen = self.pairs(rows, every)
             self.symmetric = self.symmetric and bool(xp.all(seen == self.pairs(every, rows)))
             empty.append(~xp.any(seen if present is None else seen & present[..., None, :], axis=-1))
         alone = xp.concat(empty, axis=-1)
@@ -172,6 +162,23 @@ class Sight:
                 "alone, and stays where it is",
             )
             self._alone = alone
+
+    def _check_rule(self, i: Array, j: Array) -> None:
+        assert self.mask.rule is not None
+        try:
+            seen: Any = self.mask.rule(i, j)
+        except Exception as error:
+            raise InputError(
+                f"rule: it raised {type(error).__name__} ({error}) for arrays of node numbers of shapes "
+                f"{tuple(i.shape)} and {tuple(j.shape)}, expected a function of them"
+            ) from error
+        kind, got = str(getattr(seen, "dtype", type(seen).__name__)), tuple(getattr(seen, "shape", ()))
+        whole = (i.shape[0], j.shape[0])
+        fits = len(got) < 3 and all(g in (1, n) for g, n in zip(reversed(got), reversed(whole), strict=False))
+        if not fits or "bool" not in kind or (got and is_tensor(seen) is not is_tensor(i)):
+            raise InputError(
+                f"rule: got {kind} of shape {got}, expected bool of shape {whole}, in {kind_of(i)} as the numbers are"
+            )
 
     def transposed(self) -> Sight:
         result = copy.copy(self)
