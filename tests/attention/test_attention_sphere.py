@@ -189,8 +189,17 @@ def test_what_cannot_be_compared() -> None:
     still, _ = stack()
     for parameter in still.parameters():
         parameter.data.zero_()
-    with pytest.raises(InputError, match="moves no token"):
+    with pytest.raises(
+        InputError, match=r"moves no token beyond the rounding of torch.float64, expected some that move$"
+    ):
         discretize_blocks(still, x, adapter=ADAPTER)
+    slow, _ = stack()
+    for layer in slow.layers:  # of which bfloat16 sees nothing
+        layer.attention.out.weight.data.mul_(1e-3)
+        layer.attention.out.bias.data.mul_(1e-3)
+    assert discretize_blocks(slow, x, substeps=(1,), adapter=ADAPTER)
+    with pytest.raises(InputError, match=r"rounding of torch.bfloat16, .*; load the model in float32"):
+        discretize_blocks(slow.bfloat16(), x.bfloat16(), substeps=(1,), adapter=ADAPTER)
     noisy, _ = stack()
     noisy.layers[0].attention.out.register_forward_hook(lambda module, args, output: output + torch.randn_like(output))
     with pytest.raises(InputError, match="adds something else when its layer is called again"):

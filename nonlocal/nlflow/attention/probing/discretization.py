@@ -332,7 +332,7 @@ def discretize_blocks(
     ------
     InputError
         For layers of which it is not known what attention adds to their input, that give something else when they are
-        called again, or whose attention moves no token.
+        called again, or whose attention moves no token beyond rounding.
 
     Notes
     -----
@@ -443,7 +443,10 @@ def _compared(one: Seen, inputs: Any, counts: tuple[int, ...]) -> BlockFlow:
     # Angles that rounding makes: of the tokens, and of scalar products of D terms.
     least = max(torch.finfo(before.dtype).eps, start.shape[-1] * torch.finfo(torch.float64).eps)
     if min(size, way, square) <= len(update) * least**2:
-        raise InputError(f"model: {name} moves no token, expected some that move")
+        finer = "; load the model in float32" if before.element_size() < 4 else ""
+        raise InputError(
+            f"model: {name} moves no token beyond the rounding of {before.dtype}, expected some that move{finer}"
+        )
 
     def share(found: Tensor) -> float:
         return 1 - float((_logarithm(start, found)[inside] - update).square().sum()) / size
