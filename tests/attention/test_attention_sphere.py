@@ -204,3 +204,15 @@ def test_what_cannot_be_compared() -> None:
     noisy.layers[0].attention.out.register_forward_hook(lambda module, args, output: output + torch.randn_like(output))
     with pytest.raises(InputError, match="adds something else when its layer is called again"):
         discretize_blocks(noisy, x, adapter=ADAPTER)
+
+
+def test_padding_of_an_encoder_is_none_of_its_decoder() -> None:
+    torch.manual_seed(0)
+    model, ids = MODELS["bart"]().eval(), torch.randint(3, 60, (2, 6))
+    mask = torch.tensor([[1, 1, 1, 1, 0, 0]])
+    padded = {"input_ids": ids[:1], "attention_mask": mask, "decoder_input_ids": ids[1:]}
+    alone = {"input_ids": ids[:1, :4], "decoder_input_ids": ids[1:]}
+    found, expected = (discretize_blocks(model, one, substeps=(1,)) for one in (padded, alone))
+    for one, other in zip(found, expected, strict=True):
+        assert one.layer == pytest.approx(other.layer, abs=1e-4)
+        assert one.angle == pytest.approx(other.angle, rel=1e-4)

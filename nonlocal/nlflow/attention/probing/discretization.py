@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ from nlflow.affinities import Affinity, from_matrix
 from nlflow.attention.injection.blocks import Adapter, blocks
 from nlflow.attention.probing.branches import Seen, watching
 from nlflow.attention.probing.metrics import energy_per_token, mean_cosine
-from nlflow.attention.probing.probe import call_of
+from nlflow.attention.probing.probe import call_of, placed, tokens_of
 from nlflow.attention.probing.trace import Head, Layer, LayerTrace
 from nlflow.attention.probing.verdicts import random_stochastic
 from nlflow.attention.threads import evaluating, using
@@ -317,7 +317,8 @@ def discretize_blocks(
     model : torch.nn.Module
         Whose blocks can be called again on other tokens with the arguments of a run; without terms.
     inputs : mapping or tensor
-        As for `nlflow.attention.probe`; tokens that an ``attention_mask`` calls padding are left out.
+        As for `nlflow.attention.probe`; tokens that ``attention_mask`` (or ``decoder_attention_mask``) calls padding
+        are left out.
     substeps : sequence of int
         m >= 1.
     adapter
@@ -352,17 +353,18 @@ def discretize_blocks(
     if not counts:
         raise InputError("substeps: got none, expected at least one number of steps")
     seen = [Seen(block) for block in blocks(model, adapter)]
-    given = call_of(model, inputs)
+    run = call_of(model, inputs)
     with torch.no_grad(), using(model, "looks into it"), evaluating(model):
         with watching(seen, calls=True):
-            given()
+            run()
         calls = [one for last in seen for one in (*last.earlier, last) if one.attended]
         if not calls:
             raise InputError(
                 f"inputs: got a call of {type(model).__name__} in which no self-attention ran; expected inputs that "
                 "need it"
             )
-        return [_compared(one, inputs, counts) for one in calls]
+        several, given = len({one.block.stack for one in calls}) > 1, placed(model, inputs)
+        return [_compared(one, given, one.block.stack if several else "", counts) for one in calls]
 
 
 def _added(one: Seen, hidden: Tensor) -> Tensor:
@@ -382,7 +384,7 @@ def _added(one: Seen, hidden: Tensor) -> Tensor:
     return seen.added
 
 
-def _compared(one: Seen, inputs: Any, counts: tuple[int, ...]) -> BlockFlow:
+def _compared(one: Seen, inputs: Any, stack: str, counts: tuple[int, ...]) -> BlockFlow:
     name, before, added, after = one.name, one.before, one.added, one.after
     if before is None or after is None or added is None:
         reason = one.reason or "it is not in a layer that takes hidden states (B, N, D) and returns them"
@@ -397,7 +399,7 @@ def _compared(one: Seen, inputs: Any, counts: tuple[int, ...]) -> BlockFlow:
             "same; the state of a call (terms, a cache) is in the way: detach the model, and give whole sequences"
         )
     centred = any(isinstance(module, nn.LayerNorm) for module in one.block.layer.modules())
-    inside = _inside(inputs, before)
+    inside = tokens_of(before[:, None], None, inputs, stack)
 
     def direction(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return directions (M, D) of the tokens that count, their lengths and means."""
@@ -457,13 +459,6 @@ def _compared(one: Seen, inputs: Any, counts: tuple[int, ...]) -> BlockFlow:
         name, share(end), share(step / step.norm(dim=-1, keepdim=True)), along**2 / (square * size), along / square,
         (size / len(update)) ** 0.5, counts, found, order_of(counts, found),
     )  # fmt: skip
-
-
-def _inside(inputs: Any, before: Tensor) -> Tensor:
-    given = inputs.get("attention_mask") if isinstance(inputs, Mapping) else None
-    if isinstance(given, Tensor) and tuple(given.shape) == tuple(before.shape[:2]):
-        return given.bool().to(before.device)
-    return torch.ones(before.shape[:2], dtype=torch.bool, device=before.device)
 
 
 def _logarithm(x: Tensor, y: Tensor) -> Tensor:
