@@ -8,6 +8,7 @@ from scipy.signal import lfilter
 
 from nlflow import denoise, estimate_noise
 from nlflow.denoising.noise import Hum, Mixture, Poisson, Spikes, spectrum_of_signal
+from nlflow.denoising.noise.finding.recordings import _counts_of
 from nlflow.errors import InputError, NlflowWarning
 from tests.recordings import SIZE, coloured, demo_signals, heart
 
@@ -385,6 +386,16 @@ def test_counts_have_their_law_at_any_mean(step):
         assert isinstance(verdict.model, Poisson), mean
         assert verdict.model.gain == pytest.approx(step)
         assert estimate_noise((counts * step).astype(np.float32)).model.kind == "poisson"
+
+
+@pytest.mark.parametrize("dtype", ["f4", "f8"])
+@pytest.mark.parametrize("gain", [1.0, 0.37])
+def test_counts_of_several_channels_have_one_step(gain: float, dtype: str) -> None:
+    """Of each channel alone the rounding is another."""
+    light = 30 * (1 + 0.5 * np.sin(np.arange(4000)[:, None] / 200 + np.arange(2)))
+    found, _ = _counts_of((gain * np.random.default_rng(1).poisson(light)).astype(dtype), None)
+    assert isinstance(found, Poisson)
+    assert found.gain == pytest.approx(gain, rel=float(np.finfo(dtype).eps))
 
 
 def test_integers_of_another_law_are_no_counts():

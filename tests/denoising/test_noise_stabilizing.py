@@ -12,7 +12,8 @@ from skimage import data
 import nlflow
 from nlflow import InputError, Poisson
 from nlflow.denoising.noise import Impulses
-from nlflow.denoising.noise.finding.counts import find_counts, find_whole_counts
+from nlflow.denoising.noise.finding import counts as counts_of
+from nlflow.denoising.noise.finding.counts import common_step, find_counts, find_whole_counts
 from nlflow.denoising.noise.models.intensities import expected_transform
 
 pytestmark = pytest.mark.numerical
@@ -246,6 +247,19 @@ def test_it_is_a_value():
 
 LIGHT = np.clip(1 + np.cos(np.hypot(*np.mgrid[-8:9:128j, -8:9:128j])), 0.05, None)  # of mean about 1
 LIGHT /= LIGHT.mean()
+
+
+@pytest.mark.parametrize("mean", [50.0, 400.0, 1000.0])
+@pytest.mark.parametrize("gain", [0.37, 1 / 255, 2.3e-4])
+@pytest.mark.parametrize("dtype", ["f4", "f8"])
+def test_the_step_of_many_levels_is_that_of_all_of_them(dtype, gain, mean):
+    """The least difference of two of them has the rounding of both, which grows with the number of steps."""
+    counts = np.random.default_rng(3).poisson(mean * (0.3 + 0.7 * LIGHT / LIGHT.max()))
+    z = (gain * counts).astype(dtype)
+    assert counts_of._lattice(z[..., None]) == pytest.approx(
+        (gain, gain * counts.min()), rel=4 * float(np.finfo(dtype).eps)
+    )
+    assert common_step(np.unique(z).astype(float)) == pytest.approx(gain, rel=float(np.finfo(dtype).eps))
 
 
 @pytest.mark.parametrize("mean", [0.05, 0.3, 1.0, 3.0, 10.0])

@@ -157,6 +157,21 @@ def _blocks(plane: Values) -> Values:
     return np.stack([one.ravel() for one in (*around, *(one[1:-1, 1:-1] for one in own))])
 
 
+def common_step(levels: Values) -> float:
+    """Return the number of which increasing levels > 0 are multiples, if they are, to the digits of all of them."""
+    if (levels == np.rint(levels)).all() and levels[-1] < 2**53:
+        return float(np.gcd.reduce(levels.astype(np.int64)))
+    step = float(min(levels[0], np.diff(levels).min(initial=np.inf)))
+    for values in (levels[1:] - levels[0], levels):
+        most = 4.0
+        while len(values) and most < 4 * values[-1] / step:  # of large multiples it is not known which they are before
+            most *= 4
+            multiples = np.rint(values[values <= most * step] / step)
+            if len(multiples):
+                step = float(values[: len(multiples)] @ multiples / np.square(multiples).sum())
+    return step
+
+
 def _lattice(present: Array) -> tuple[float, float] | None:
     """Return the step that samples are multiples of, above the least; None where there is none."""
     flat = present.reshape(-1)
@@ -167,8 +182,12 @@ def _lattice(present: Array) -> tuple[float, float] | None:
     values = np.unique(np.append(some, flat.min())).astype(np.float64)
     if not 3 <= len(values) <= OfCounts.values:
         return None
-    step = float(np.diff(values).min())
+    step = common_step(values[1:] - values[0])
     steps = (values - values[0]) / step
     unit = np.finfo(present.dtype if present.dtype.kind == "f" else np.float64).eps
     rounding = max(4 * float(unit * np.abs(values).max()) / step, OfCounts.whole)
-    return (step, float(values[0])) if np.abs(steps - np.rint(steps)).max() <= rounding else None
+    if not np.abs(steps - np.rint(steps)).max() <= rounding:
+        return None
+    low = float(values[0])
+    on_zero = round(low / step) * step
+    return step, on_zero if abs(low - on_zero) <= rounding * step else low

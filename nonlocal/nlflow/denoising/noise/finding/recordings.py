@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from nlflow._array import Floats, root_mean_square
 from nlflow.denoising.noise import spectra
 from nlflow.denoising.noise.figures import OfDispersion, OfRecordings, OfTransfer
+from nlflow.denoising.noise.finding.counts import common_step
 from nlflow.denoising.noise.finding.finders import find_impulses
 from nlflow.denoising.noise.finding.hum import hum_of_mains
 from nlflow.denoising.noise.finding.periodograms import Spectrum, cut_off, look_at_spectrum
@@ -85,9 +86,8 @@ def _counts_of(samples: Array, missing: NDArray[np.bool_] | None) -> tuple[Noise
     mean is. So the mean of d^2 / m is 1, with an error that follows from the sums alone, for counts of any size. It is
     taken over pairs where the recording is even by the sums of the pairs beside them, which say nothing of d.
     """
-    steps = {_step_of(channel if missing is None else channel[~missing]) for channel in samples.T}
-    step = steps.pop()
-    if steps or not step:
+    step = _step_of(samples if missing is None else samples[~missing])
+    if not step:
         return None, ""
     ratios = []
     for channel in samples.T:
@@ -109,12 +109,8 @@ def _step_of(values: Array) -> float:
     levels = levels[levels > 0]
     if len(levels) == 0:
         return 0.0
-    if (levels == np.rint(levels)).all() and levels[-1] < 2**53:
-        return float(np.gcd.reduce(levels.astype(np.int64)))
-    step = float(min(levels[0], np.diff(levels, prepend=0.0)[1:].min(initial=np.inf)))
+    step = common_step(levels)
     exact = np.finfo(values.dtype).eps if values.dtype.kind == "f" else 0.0
-    multiples = levels / step
-    step = float(levels @ np.rint(multiples) / np.square(np.rint(multiples)).sum())  # to the digits of all of them
     near = np.abs(levels / step - np.rint(levels / step)) <= 4 * exact * levels / step + OfDispersion.whole
     return step if near.all() and levels[-1] / step < OfDispersion.most else 0.0
 
