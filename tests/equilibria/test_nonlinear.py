@@ -516,3 +516,23 @@ def test_a_fast_diffusion_conserves_no_mean_that_something_else_moves(metric: st
     told = stability(flow, rest)
     assert told.neutral == 0
     assert told.verdict == "cannot tell" or told.margin < 10
+
+
+@pytest.mark.parametrize(("rest", "unstable"), [(0.0, 21), (1.0, 0)])
+def test_a_node_alone_at_an_end_of_the_interval_conserves_nothing(rest: float, unstable: int) -> None:
+    """Twenty of them, where the reaction is 0, beside twenty that see each other."""
+    k = nl.from_matrix(np.kron(np.diag([1.0, 0.0]), np.ones((20, 20))) + np.eye(40), nl.Points(np.arange(40.0)))
+    told = stability(nl.GradientFlow(nl.J(k), "l2", reaction=nl.FisherKPP(1.0)), np.full(40, rest), k=40)
+    assert (told.unstable, told.neutral, len(told.eigenvalues)) == (unstable, 0, 40)
+
+
+def test_what_rounding_hides_of_du_dt_is_told() -> None:
+    """A node that sees itself e^64 fold: du/dt there is off by 1e12, and the fidelity pulls by 1e10."""
+    x, f = np.array([[8.0], [5.0], [1.0], [0.5], [0.2]]), np.random.default_rng(0).normal(size=5)
+    weights = nl.affinity(nl.ExpDotProduct(), nl.Points(np.arange(5.0), weights=np.ones(5)), x)
+    k = 2 * np.exp(x @ x.T) * (1 - np.eye(5))
+    for strength in (1e10, 1e22):
+        exact = np.linalg.solve(np.diag(k.sum(axis=1) / strength + 1) - k / strength, f)
+        found = find_equilibrium(nl.GradientFlow(nl.E(weights, f, strength), "l2"), f)
+        assert found.success == (strength > 1e20), found.message
+        assert not found.success or np.abs(found.u - exact).max() < 1e-6

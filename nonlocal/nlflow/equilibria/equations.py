@@ -400,7 +400,11 @@ class Equations:
         size = float(np.abs(self.start).max()) or 1.0
         probe = self.start + 0.1 * size * noise
         reaction = self.flow.terms.reaction if isinstance(self.flow, LinearFlow) else None
-        return probe if reaction is None else self._vector(reaction.clipped(self.signal(probe)))
+        if reaction is None:
+            return probe
+        inside = self._vector(reaction.clipped(self.signal(probe)))
+        # Back from the ends of the interval, at which a reaction may be 0: there nothing would seem to move.
+        return self._vector(reaction.clipped(self.signal(2 * inside - probe)))
 
     @cached_property
     def shifts(self) -> list[int]:

@@ -88,6 +88,18 @@ class Search(Brief):
         self.error = moved / max(equations.norm(x), self.least, min(moved, 1.0), 1e-300)
         return answer
 
+    def _hidden(self) -> float:
+        """Return how far off x may be by what rounding hides of F there, relative; 0 where the Jacobian is singular."""
+        equations, x = self.equations, self.x
+        length = math.sqrt(equations.rounding) * float(np.max(np.abs(x), initial=0.0))
+        way = length * np.random.default_rng(4).uniform(-1, 1, len(x))
+        noise = equations(x + way) - equations(x) - equations.times(x + way / 2, way)
+        if self.singular or not np.isfinite(noise).all():
+            return 0.0
+        neutral = equations.neutral(x)
+        moved = equations.norm(Tangent(equations, x).solve(noise, Border.of(neutral), np.zeros(neutral.count)).v)
+        return moved / max(equations.norm(x), self.least, 1e-300)
+
     def transient(self, maxiter: int) -> bool:
         equations, x = self.equations, self.x
         value = equations(x)
@@ -122,6 +134,8 @@ class Search(Brief):
             self._step(self.x, equations(self.x))
         if small and self.singular and equations.unbalanced(self.x) > error_allowed(self.rtol):
             self.error = math.inf  # beside a fast diffusion nothing is left of what moves the mean
+        if small and residual > 0:
+            self.error = max(self.error, self._hidden())
         success, _ = verdict(residual, self.rtol, self.error)
         how = "Newton's method" if method == "newton" else "pseudo-transient continuation"
         words = [f"residual {residual:.3g} by {how}"]
@@ -181,8 +195,9 @@ def find_equilibrium(
     Returns
     -------
     Equilibrium
-        ``success`` says that the residual of ``u`` is within `rtol`, and that one more Newton step would move it by
-        less than 10^4 rtol of its size: a front that hardly moves has a small residual too.
+        ``success`` says that the residual of ``u`` is within `rtol`, and that neither one more Newton step nor what
+        rounding hides of du/dt would move it by 10^4 rtol of its size: a front that hardly moves has a small residual
+        too.
 
     Raises
     ------
