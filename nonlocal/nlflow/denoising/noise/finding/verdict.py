@@ -256,7 +256,7 @@ def _of_few(samples: Array, missing: NDArray[np.bool_] | None) -> NoiseEstimate:
     noisy = sigmas > 0
     if len(sizes) and noisy.any():
         rounded = 0.25 if np.array_equal(samples, np.rint(samples)) else 0.0  # half of a step of the sizes of integers
-        less = max(OfVerdict.errors * chance_of_sizes(np.count_nonzero(noisy) * len(sizes)), OfVerdict.less)
+        less = max(OfVerdict.errors * chance_of_sizes(int(np.count_nonzero(noisy)) * len(sizes)), OfVerdict.less)
         if _of_most(((sizes + rounded)[:, noisy] / sigmas[noisy]).ravel()) < 1 - less:
             least = np.array([min(_of_most(own), sigma) for own, sigma in zip(sizes.T, sigmas, strict=True)])
             return NoiseEstimate(GaussianNoise(_one_or_each(channel_levels(least))), "low", (_STRUCTURE,))

@@ -140,8 +140,7 @@ def _is_soft(z: Values, least: float, band: int | None) -> bool:
 
     Behind optics of 0.8 pixels the middle difference of a step is half of the three.
     """
-    whole = band is None or len(z) % band > 0
-    bands = z if whole else z.reshape(-1, band, z.shape[1])
+    bands = z if band is None or len(z) % band else z.reshape(-1, band, z.shape[1])
     share = np.concatenate([_shares(z[::2], least), _shares(np.swapaxes(bands[..., ::2], -1, -2), least)])
     return len(share) < OfSharpness.least_steps or float(np.quantile(share, 0.9)) < OfSharpness.soft
 
