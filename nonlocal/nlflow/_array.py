@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from nlflow._looks import is_tensor as is_tensor
 from nlflow._looks import take_answers, waiting_looks
-from nlflow.errors import InputError, NumericalError, as_numpy, check_dense, check_tensor
+from nlflow.errors import InputError, NumericalError, as_numpy, check_dense, check_tensor, check_unmasked, kind_of
 
 Item = TypeVar("Item")
 
@@ -339,7 +339,15 @@ def check_signal_like(name: str, array: Any) -> None:
     if is_tensor(array):
         check_dense(name, array)
     elif not is_numpy(array):
-        raise InputError(f"{name}: got {type(array).__name__}, expected an array or a tensor, a signal as it is")
+        raise InputError(f"{name}: got {kind_of(array)}, expected an array or a tensor, a signal as it is")
+    check_unmasked(name, array)
+
+
+def check_real(name: str, array: Any) -> None:
+    """Raise `InputError` for what is neither a tensor of floats nor a NumPy array of float32 or float64."""
+    check_signal_like(name, array)
+    if not (array.is_floating_point() if is_tensor(array) else array.dtype.char in "fd" and array.dtype.isnative):
+        raise InputError(f"{name}: got dtype {array.dtype}, expected float32 or float64; convert it")
 
 
 def same_kind(name: str, array: Array, like: Array) -> None:

@@ -12,8 +12,10 @@ from benchmarks.resident import traced
 from nlflow import (
     ExpDotProduct,
     Gaussian,
+    GradientFlow,
     Grid,
     InputError,
+    J,
     MemoryLimitError,
     NlflowError,
     NlflowWarning,
@@ -66,6 +68,20 @@ BAD_SIGNALS = [
 def test_bad_signals(name: str, u: Any, message: str) -> None:
     with pytest.raises(InputError, match=message):
         AFFINITIES[name](np.float64).average(u)
+
+
+@pytest.mark.parametrize("u", [np.arange(42).reshape(6, 7), masked(), IMAGE * 1j, IMAGE.tolist()])
+def test_means_are_those_of_floats(u: Any) -> None:
+    """A mean of integers was cut to an integer, and masked entries counted."""
+    smooth = AFFINITIES["table"](np.float64)
+    with pytest.raises(InputError, match=r"^u: got .*, expected"):
+        smooth.mean(u, "degree")
+
+
+def test_flows_take_no_masked_array() -> None:
+    flow = GradientFlow(J(AFFINITIES["dense"](np.float64)))
+    with pytest.raises(InputError, match=r"^u: got a masked array, expected a plain one"):
+        flow.velocity(masked())
 
 
 @pytest.mark.parametrize("name", ["stencil", "recomputed", "dense"])

@@ -289,6 +289,9 @@ def test_no_energy_is_told_of_places_that_are_no_numbers() -> None:
         (lambda x: ParticleFlow(x, potential=lambda x: x), "expected an External"),  # type: ignore[arg-type]
         (lambda x: solve(ParticleFlow(x, Morse(), friction=0.0), x, t=1.0), "side by side"),
         (lambda x: ParticleFlow(x, Morse()).total_energy(x[:5]), r"^u: got shape \(5, 2\), expected \(30, 2\)"),
+        (lambda x: ParticleFlow(x, Morse()).total_energy(np.ma.array(x, mask=x > 0)), "^u: got a masked array"),
+        (lambda x: ParticleFlow(x, Morse()).velocity((9 * x).astype(np.uint8)), "^u: got "),
+        (lambda x: ParticleFlow(x, Morse()).acceleration((9 * x).astype(int)), "^u: got dtype int64, expected float32"),
         (lambda x: ParticleFlow(x, Morse()).positions([1.0]), "^u: got list, expected an array or a tensor"),
         (lambda x: solve(ParticleFlow(x, Morse()), x[:5], t=1.0), "expected"),
         (lambda x: solve(ParticleFlow(x, Morse()), x.astype(np.float32), t=1.0), "float64"),

@@ -217,6 +217,7 @@ def test_many_nodes_have_the_limit_of_their_largest_eigenvalue():
         (lambda: Bar().flow.state(U, np.ones((N, 2))), "velocity"),
         (lambda: Bar().flow.displacement(np.ones((N, 3))), "^state: got shape"),
         (lambda: Bar().flow.speed_of(U), "^state: got shape"),
+        (lambda: Bar().flow.speed_of(np.ones((N, 2)) * 1j), "^state: got dtype complex128"),
         (lambda: nl.solve(Bar().flow, Bar().start, t=1.0, integrator=nl.ETD4RK(0.1)), "StoermerVerlet"),
         (lambda: nl.solve(Bar().flow, Bar().start, t=1.0, integrator=nl.Exponential()), "WaveExponential"),
         (lambda: nl.solve(Bar(damping=DAMPING).flow, Bar().start, t=1.0, integrator=nl.WaveExponential()), "damping"),

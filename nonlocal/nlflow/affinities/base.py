@@ -18,6 +18,7 @@ from nlflow._array import (
     Array,
     ArrayT,
     Floats,
+    check_real,
     check_signal_like,
     constant_like,
     is_numpy,
@@ -469,6 +470,7 @@ class Affinity(ABC):
 
     def mean(self, u: Array, metric: str) -> Array:
         """Return the mean of each channel, and of each item of a batch, in the measure of a metric."""
+        check_real("u", u)
         xp, measure, leading = namespace(u), self.measure(metric, u, by_item=True), len(self.domain.leading)
         if not leading:
             return mean_over_nodes(u, measure / xp.sum(measure))

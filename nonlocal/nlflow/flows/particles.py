@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from nlflow._array import (
     Array,
     Floats,
-    check_signal_like,
+    check_real,
     constant_like,
     is_numpy,
     is_tensor,
@@ -285,9 +285,9 @@ class ParticleFlow(SecondOrder):
         return self._of_particles(u)[:, self.dimensions :] if self.inertial else self.velocity(u)
 
     def _of_particles(self, u: Array) -> Array:
-        got = tuple(getattr(u, "shape", ()))
+        check_real("u", u)
+        got = tuple(u.shape)
         if got not in ((len(self.weights), self.dimensions), self._shape[0]):
-            check_signal_like("u", u)
             raise InputError(f"u: got shape {got}, expected {self._shape[0]}, {self._shape[1]}")
         return u
 

@@ -8,7 +8,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from nlflow._array import Array, Floats, is_numpy, kept_like, namespace, over_channels, scalar, underflowing
+from nlflow._array import Array, Floats, check_real, is_numpy, kept_like, namespace, over_channels, scalar, underflowing
 from nlflow.errors import InputError, check_floats, check_number, checked_call, is_number, kind_of
 from nlflow.flows.flow import Flow
 from nlflow.flows.integrators.base import Integrator
@@ -90,7 +90,8 @@ class WaveFlow(SecondOrder):
         return self._part(state, 1)
 
     def _part(self, state: Array, number: int) -> Array:
-        got, own = tuple(getattr(state, "shape", ())), self.affinity.domain.shape
+        check_real("state", state)
+        got, own = tuple(state.shape), self.affinity.domain.shape
         if got[len(got) - 1 - len(own) : -1] != own or got[-1] % 2:
             raise InputError(
                 f"state: got shape {got}, expected {(*own, '2 D')}, displacement and velocity side by side, after any "
