@@ -9,6 +9,7 @@ import pytest
 from scipy.fft import dct, dctn
 
 from nlflow.denoising.noise import GaussianNoise, spectra
+from nlflow.errors import InputError
 from tests.pictures import Floats
 
 pytestmark = pytest.mark.numerical
@@ -243,3 +244,21 @@ def test_strength_that_rings_below_zero_counts_as_little() -> None:
     spectra.coarse_to_fine(np.zeros((96, 96, 1)), np.ones((1, 64, 64)), strength[..., None], 1, run)
     assert spectra.down(strength[..., None]).min() < 0.05
     assert min(least) >= 0.05
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: spectra.coarser(None), "spectrum: got None"),
+        (lambda: spectra.remaining(np.ones((8, 8))), r"spectrum: got 2 dimension\(s\)"),
+        (lambda: spectra.correlation([[[1, np.nan]]]), "spectrum: got 1 NaN"),
+        (lambda: spectra.down(np.ones(8)), r"image: got 1 dimension\(s\)"),
+        (lambda: spectra.down("picture"), "image: got dtype"),
+        (lambda: spectra.up(np.ones((4, 4, 1)), (8, 8)), r"shape: got \(8, 8\), expected that of a finer image"),
+        (lambda: spectra.up(np.ones((4, 4, 1)), (8, 2, 1)), r"shape: got \(8, 2, 1\)"),
+        (lambda: spectra.up(np.ones((4, 4, 1)), 8), "shape: got 8"),
+    ],
+)
+def test_what_is_no_spectrum_or_image_is_refused_by_name(call: Any, message: str) -> None:
+    with pytest.raises(InputError, match=f"^{message}"):
+        call()

@@ -9,7 +9,7 @@ from scipy.signal import lfilter
 from nlflow import denoise, estimate_noise
 from nlflow.denoising.noise import Hum, Mixture, Poisson, Spikes, spectrum_of_signal
 from nlflow.denoising.noise.finding.recordings import _counts_of
-from nlflow.errors import InputError, NlflowWarning
+from nlflow.errors import InputError, NlflowWarning, NumericalError
 from tests.recordings import SIZE, coloured, demo_signals, heart
 
 POWERS = {
@@ -208,9 +208,11 @@ def test_bad_input_is_refused():
     for bad in (np.zeros((9, 9)), [], [math.nan] * 300, [1j] * 300, ["a"]):
         with pytest.raises(InputError, match=r"^samples: "):
             spectrum_of_signal(bad)
-    for mask in (np.zeros(299, bool), np.zeros(300)):
+    for mask in (np.zeros(299, bool), np.zeros(300), [[True], [True, False]]):
         with pytest.raises(InputError, match=r"^missing: "):
             spectrum_of_signal(np.zeros(300), mask)
+    with pytest.raises(NumericalError, match=r"^samples: got values up to .*e\+200, whose powers overflow"):
+        spectrum_of_signal(1e200 * np.random.default_rng(0).normal(size=4096))
 
 
 # ---- spikes

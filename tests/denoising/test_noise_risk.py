@@ -8,6 +8,7 @@ from scipy.ndimage import gaussian_filter
 
 from nlflow import InputError
 from nlflow.denoising.noise import discrepancy, perturbation, sure
+from nlflow.errors import NumericalError
 
 pytestmark = pytest.mark.numerical
 
@@ -188,3 +189,12 @@ def test_unusable_input_of_the_discrepancy_is_refused():
         discrepancy(np.zeros(3), np.zeros(3), 0)
     with pytest.raises(InputError, match="estimate: got shape"):
         discrepancy(np.zeros(3), np.zeros(4), 1)
+
+
+def test_what_overflows_is_no_risk():
+    far, signs = np.full(4, 1e200), np.ones(4)
+    with pytest.raises(NumericalError, match="the risk overflows floats; divide samples, estimates and sigma by one"):
+        sure(far, -far, -far, signs, 0.1, 1.0)
+    with pytest.raises(NumericalError, match="the discrepancy overflows floats"):
+        discrepancy(np.full(4, 1e300), np.zeros(4), 1e-300)
+    assert discrepancy(far, -far, 1.0) == pytest.approx(2e200)  # whose square alone overflows

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from nlflow._array import root_mean_square
-from nlflow.errors import InputError, check_floats, check_generator, check_integer, check_number, shortened
+from nlflow.errors import (
+    InputError,
+    NumericalError,
+    check_floats,
+    check_generator,
+    check_integer,
+    check_number,
+    shortened,
+)
 
 
 def perturbation(shape: tuple[int, ...], *, rng: Any = None, dtype: Any = np.float64) -> NDArray[Any]:
@@ -85,6 +94,8 @@ def sure(
     ------
     InputError
         For shapes that do not match, values that are not finite, epsilon not > 0 and negative sigma.
+    NumericalError
+        Where it overflows floats.
 
     References
     ----------
@@ -94,9 +105,11 @@ def sure(
     moved = _like("perturbed_estimate", perturbed_estimate, y)
     signs = _like("perturbation", perturbation, y)
     step = check_number("epsilon", epsilon, minimum=0, strict=True, hint="a tenth of sigma is a good choice")
-    variance = np.square(_sigma(sigma, y, strict=False))
-    divergence = signs * (moved - u) / step
-    return float(np.mean(np.square(u - y) + variance * (2 * divergence - 1)))
+    with np.errstate(over="ignore", invalid="ignore"):
+        variance = np.square(_sigma(sigma, y, strict=False))
+        divergence = signs * (moved - u) / step
+        risk = float(np.mean(np.square(u - y) + variance * (2 * divergence - 1)))
+    return _finite("the risk", risk)
 
 
 def discrepancy(noisy: NDArray[Any], estimate: NDArray[Any], sigma: float | NDArray[Any]) -> float:
@@ -113,9 +126,19 @@ def discrepancy(noisy: NDArray[Any], estimate: NDArray[Any], sigma: float | NDAr
     ------
     InputError
         For shapes that do not match, values that are not finite, and sigma not > 0.
+    NumericalError
+        Where it overflows floats.
     """
     y, u = _pair(noisy, estimate)
-    return root_mean_square((y - u) / _sigma(sigma, y, strict=True))
+    with np.errstate(over="ignore", invalid="ignore"):
+        relative = (y - u) / _sigma(sigma, y, strict=True)
+    return _finite("the discrepancy", root_mean_square(relative))
+
+
+def _finite(what: str, number: float) -> float:
+    if not math.isfinite(number):
+        raise NumericalError(f"{what} overflows floats; divide samples, estimates and sigma by one number")
+    return number
 
 
 def _pair(noisy: Any, estimate: Any) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from nlflow.backends.threads import cores
 from nlflow.denoising.noise import spectra
 from nlflow.denoising.noise.figures import OfSpectra
+from nlflow.errors import InputError, check_floats, check_integer, check_numpy
 
 Spectrum = NDArray[np.float64]
 Array = NDArray[Any]
@@ -43,6 +44,7 @@ def _axis_on_grid(spectrum: Spectrum, axis: int) -> Spectrum:
 
 def coarser(spectrum: Spectrum) -> Spectrum:
     """Return the spectrum (C, h, w) of the noise in an image of half the size: its lower half of frequencies."""
+    spectrum = check_floats("spectrum", spectrum, ndim=3)
     for axis in (1, 2):
         size = spectrum.shape[axis]
         if size > 1:
@@ -65,6 +67,7 @@ def fade(share: NDArray[np.float64]) -> NDArray[np.float64]:
 
 def remaining(spectrum: Spectrum) -> Spectrum:
     """Return the spectrum (C, h, w) of what is left of the noise when low frequencies come from a coarser image."""
+    spectrum = check_floats("spectrum", spectrum, ndim=3)
     gain = taken_over(spectrum.shape[1])[:, None] * taken_over(spectrum.shape[2])
     return np.asarray(spectrum * ((1 - gain) ** 2 + OfSpectra.left * gain**2))
 
@@ -82,7 +85,7 @@ def levels_for(spectrum: Spectrum, most: int) -> int:
 
 def correlation(spectrum: Spectrum) -> Spectrum:
     """Return the correlation (C, 2a+1, 2b+1) of two samples by their offset, 0 in the middle; 0 for no noise."""
-    values = np.real(np.fft.ifft2(spectrum))
+    values = np.real(np.fft.ifft2(check_floats("spectrum", spectrum, ndim=3)))
     first = values[:, :1, :1]
     values = np.fft.fftshift(np.where(first > 0, values / np.where(first > 0, first, 1), 0), axes=(1, 2))
     # An even axis has an offset of half its length once only.
@@ -123,6 +126,7 @@ def down(image: Array) -> Array:
     """Return an image (..., C) of half the size: the lower half of its cosine frequencies. O(N log N)."""
     from scipy.fft import dctn, idctn
 
+    image = check_numpy("image", image, ndim=(2, 3, 4), hint="channels last")
     axes = halved(image.shape)
     size = tuple((n + 1) // 2 if axis in axes else n for axis, n in enumerate(image.shape))
     lower = dctn(image, axes=axes, norm="ortho", workers=cores())[tuple(slice(0, n) for n in size)]
@@ -134,6 +138,10 @@ def up(image: Array, shape: tuple[int, ...]) -> Array:
     """Return an image in the size of the finer one, its high frequencies faded out. O(N log N)."""
     from scipy.fft import dctn, idctn
 
+    image = check_numpy("image", image, ndim=(2, 3, 4), hint="channels last")
+    known = isinstance(shape, tuple) and len(shape) == image.ndim
+    if not known or any(check_integer("shape", n) < m for n, m in zip(shape, image.shape, strict=True)):
+        raise InputError(f"shape: got {shape!r}, expected that of a finer image than one of shape {image.shape}")
     axes = halved(shape)
     spectrum = dctn(image, axes=axes, norm="ortho", workers=cores()) * math.sqrt(
         math.prod(shape) / math.prod(image.shape)

@@ -14,6 +14,7 @@ from nlflow._array import Floats, underflowing
 from nlflow.denoising.noise.figures import MEDIAN_SQUARE, OfRecordings
 from nlflow.denoising.noise.finding.sigma import constant_areas, limits_of
 from nlflow.denoising.noise.models.recordings import channel_of
+from nlflow.errors import NumericalError
 
 
 @underflowing
@@ -86,6 +87,8 @@ def look_at_spectrum(samples: Any, missing: NDArray[np.bool_] | None = None) -> 
     size = float(np.abs(values[present]).max(initial=0.0))
     if len(values) < OfRecordings.least or size == 0:
         return None
+    if math.isinf(size * size):
+        raise NumericalError(f"samples: got values up to {size:g}, whose powers overflow; divide them by that")
     values = np.where(present, values / size, 0.0)
     known = present & ~constant_areas(values[None], 1)[0]  # what was filled in has no noise
     if not known.any():

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from nlflow._array import Floats, underflowing
 from nlflow.denoising.noise.figures import TO_SIGMA, OfDrift, OfHum, OfRecordings, OfTransfer
 from nlflow.denoising.noise.models.base import Subtracted, check_missing
-from nlflow.errors import InputError, check_array, check_floats, check_number, listed
+from nlflow.errors import InputError, as_numpy, check_array, check_floats, check_number, listed
 
 Array = NDArray[Any]
 
@@ -30,7 +30,7 @@ def channel_of(samples: Any, missing: Any) -> tuple[Floats, NDArray[np.bool_]]:
     if missing is None:
         values = check_floats("samples", samples, ndim=1)
         return values, np.ones(len(values), bool)
-    mask = np.asarray(missing)
+    mask = as_numpy("missing", missing, "expected booleans")
     check_missing(mask, np.shape(samples))
     known = np.where(mask, 0, np.asarray(samples))
     return check_floats("samples", known, ndim=1), ~mask
