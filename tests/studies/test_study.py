@@ -333,6 +333,14 @@ def test_a_mixing_time_to_a_small_distance_lies_in_its_bounds() -> None:
     assert result.fits[-1].verdict == "agrees"
 
 
+def test_a_rate_is_not_told_where_another_mode_is_nearly_as_slow() -> None:
+    """With -0.1003 a step for the slowest and -0.1052 for the next none rules before rounding."""
+    options = {"kernel": "matern:width=1.625,nu=2.5", "nodes": 6, "boundary": "isolated", "laziness": 0.9}
+    for seed in range(3):
+        fit = run_study("mixing", rng=seed, **options).fits[0]
+        assert (fit.verdict, fit.note) == ("cannot tell", "another mode is nearly as slow")
+
+
 def test_chains_that_do_not_mix() -> None:
     with pytest.raises(InputError, match="reducible"):
         run_study("mixing", kernel=TopHat(0.01))
@@ -421,6 +429,17 @@ def test_what_rounding_leaves_of_the_slowest_mode_is_a_signal(apart: float) -> N
     queries = 0.3 * rng.normal(size=(12, 2)) + apart * np.repeat([[1, 0], [-1, 0]], 6, axis=0)
     weights = nl.affinity(ExpDotProduct(), Points(np.arange(12.0)), queries + 0.3 * rng.normal(size=(12, 2)))
     assert np.isfinite(_slow(nl.GradientFlow(nl.J(weights)), rng)).all()
+
+
+def test_a_rate_towards_equilibrium_is_not_told_of_a_mode_that_turns() -> None:
+    """Attention to the token a bit further on a circle moves distances about their exponential."""
+    angles = 2 * np.pi * np.arange(7) / 7
+    keys, queries = (2 * np.column_stack([np.cos(a), np.sin(a)]) for a in (angles, angles + 0.6))
+    start = np.column_stack([np.cos(angles) + 1, 0 * angles])
+    result = run_study("equilibrium", keys=keys, queries=queries, values=start, fidelity=[0.1, 1.0, 10.0])
+    (rate,) = [fit for fit in result.fits if "rate measured" in fit.what]
+    assert rate.verdict == "cannot tell"
+    assert "that mode turns" in rate.note
 
 
 def test_equilibria_of_nothing() -> None:

@@ -12,7 +12,7 @@ from nlflow._array import Array, to_numpy
 from nlflow.equilibria import diversity, diversity_bounds, equilibrium
 from nlflow.errors import InputError, NumericalError
 from nlflow.flows.linear import LinearFlow
-from nlflow.flows.spectrum import relaxation_rate
+from nlflow.flows.spectrum import dense_operator, relaxation_rate
 from nlflow.studies.contract import JUDGED, ROUNDING, Kind, Options, Row, columns, grouped
 from nlflow.studies.fits import FEWEST, Fit, largest, no_fit, power_fit, regress
 from nlflow.studies.options import DEVICE, GRID, OWN, check_sizes
@@ -27,6 +27,7 @@ _SMALL = 0.15  # of the spectral gap: below, diversity is proportional to the fi
 _FOLDS = np.linspace(2, 16, 15)  # e-foldings of the slowest mode over which the rate is measured
 _SMOOTHING, _CYCLES = 12.0, 6  # e-foldings of the slowest mode before, and how often
 _SLACK = 1e-8  # relative: bounds are attained by some signals
+_TURN = 0.01  # of a rate: faster turns change what is measured
 _RATE_OFF = 0.03  # of a rate that is measured over finitely many e-foldings
 
 
@@ -57,7 +58,8 @@ class EquilibriumStudy(Kind):
     def measure(self, options: Options, seed: np.random.SeedSequence) -> list[Row]:
         rng = np.random.default_rng(seed)
         problem = build(options, rng)
-        away = _slow(build_flow(problem.affinity, problem.start, options["metric"], 0.0), rng)
+        free = build_flow(problem.affinity, problem.start, options["metric"], 0.0)
+        away, turn = _slow(free, rng), _turn(free)
         away = away.reshape(problem.start.shape) if problem.start.ndim < away.ndim else away
         rows = []
         for fidelity in sorted(options["fidelity"]):
@@ -72,7 +74,8 @@ class EquilibriumStudy(Kind):
             share = diversity(flow, limit.u) / before
             low, high = diversity_bounds(flow)
             predicted = relaxation_rate(flow)
-            rate = _rate(flow, limit.u, limit.u + before * away, predicted)
+            turns = turn > _TURN * predicted
+            rate = math.nan if turns else _rate(flow, limit.u, limit.u + before * away, predicted)
             gap = predicted - fidelity
             small = fidelity <= _SMALL * gap * (1 + _SLACK)
             rows.append(
@@ -136,6 +139,15 @@ def _slow(flow: LinearFlow, rng: np.random.Generator) -> Array:
     return u / diversity(flow, u)
 
 
+def _turn(flow: LinearFlow) -> float:
+    """Return the angle a time by which the slowest mode turns, about whose exponential distances swing."""
+    if flow.symmetric or flow.affinity.domain.size > DENSE:
+        return 0.0
+    values = np.linalg.eigvals(dense_operator(flow))
+    values = np.delete(values, np.abs(values).argmin())  # of constants
+    return float(abs(values[values.real.argmin()].imag)) if values.size else 0.0
+
+
 def _rate(flow: LinearFlow, limit: Array, start: Array, predicted: float) -> float:
     """Return the rate at which |u(t) - u*|, means removed, decays late; NaN where rounding comes first."""
     if not _RATE_OFF * predicted > _FOLDS[-1] * ROUNDING * flow.spectral_bounds()[1]:
@@ -155,5 +167,6 @@ def _worst_ratio(name: str, rows: list[Row]) -> Fit:
     what = "|rate measured / predicted - 1|, the largest over fidelities"
     ratios = [row["rate_ratio"] for row in rows if math.isfinite(row["rate_ratio"])]
     if not ratios:
-        return no_fit(name, what, "rounding level is reached before the slowest mode rules", _RATE_OFF, "<=")
+        few = "rounding level is reached before the slowest mode rules, or that mode turns"
+        return no_fit(name, what, few, _RATE_OFF, "<=")
     return largest(name, what, [abs(ratio - 1) for ratio in ratios], _RATE_OFF)

@@ -15,7 +15,7 @@ from nlflow.markov import MarkovChain
 from nlflow.studies.contract import JUDGED, ROUNDING, Kind, Options, Row, columns, grouped
 from nlflow.studies.fits import Fit, power_fit
 from nlflow.studies.options import DEVICE, GRID, OWN
-from nlflow.studies.settings import Floats, build
+from nlflow.studies.settings import DENSE, Floats, build
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -30,6 +30,9 @@ _USUAL = 50.0  # units in the last place of the largest value: what rounding lea
 _WHOLE = 1e-6  # what is so near to a whole number of steps is one
 _REAL = 1e-6  # of its modulus: below, an imaginary part may be the root of a rounding, which splits double eigenvalues
 _MOST_WORK = 2e10  # of the products that follow the worst start, which cost N^3 each
+_RATE_OFF = 0.02  # of a rate
+_APART = 2.0  # e-foldings by which the next mode has to fall below the slowest, so that this one rules
+_TWO = "another mode is nearly as slow"
 _MARKERS = 25  # of one line in the figure
 _NORM = "|P^k v - pi v|"
 _RATE = f"log {_NORM} per step"
@@ -81,7 +84,9 @@ class Mixing(Kind):
         kept = np.unique(np.linspace(0, steps, min(steps + 1, _MOST_ROWS)).round().astype(int))
         slow = steps == _MOST_STEPS and -rate * steps > _FALLEN
         judgement = (
-            [{"used": False, "note": _TOO_SLOW}] * (steps + 1) if slow else _late(distance, _unit(problem.start))
+            [{"used": False, "note": _TOO_SLOW}] * (steps + 1)
+            if slow
+            else _late(distance, _unit(problem.start), _lead(chain, rate))
         )
         return [
             {
@@ -99,11 +104,11 @@ class Mixing(Kind):
         expected = -float(first["rate"]) if math.isfinite(first["rate"]) else None
         fit = power_fit(
             name, _RATE, *columns(rows, "k", "distance", "used"),
-            expected=expected, tolerance=0.02 * abs(expected or 0.0), exponential=True,
+            expected=expected, tolerance=_RATE_OFF * abs(expected or 0.0), exponential=True,
             rounding=_USUAL / _CLEAR,
             sampled=bool(first["complex"]),  # a complex mu_2 makes the distance swing about its exponential
         )  # fmt: skip
-        reason = _TOO_SLOW if first["note"] == _TOO_SLOW else fit.reason
+        reason = first["note"] if first["note"] in (_TOO_SLOW, _TWO) else fit.reason
         yield replace(fit, reason="" if math.isfinite(fit.slope) else reason)
         yield _time(name, first, options["eps"])
 
@@ -136,7 +141,17 @@ def _unit(v: Array) -> float:
     return float(xp.finfo(v.dtype).eps) * scalar(xp.max(xp.abs(v)))
 
 
-def _late(distance: Floats, unit: float) -> list[Row]:
+def _lead(chain: MarkovChain, rate: float) -> float:
+    """Return by how much the rate of the next mode is larger; infinity where that is not known, or hides nothing."""
+    if chain.states > DENSE or not math.isfinite(rate):
+        return math.inf
+    moduli = np.sort(np.abs(chain.eigenvalues()))[::-1]
+    slower = moduli[1:][moduli[1:] < moduli[1] * (1 - _REAL * min(rate, 1.0))]
+    lead = -math.log(slower[0]) - rate if slower.size and slower[0] > 0 else math.inf
+    return lead if lead > _RATE_OFF * rate else math.inf
+
+
+def _late(distance: Floats, unit: float, lead: float = math.inf) -> list[Row]:
     """Say which steps show the rate: the second half of those above rounding, where one eigenvalue rules."""
     lowest, first = float(distance.min()), float(distance[0])
     floor = max(_CLEAR * unit, 20 * ROUNDING * first)
@@ -145,6 +160,8 @@ def _late(distance: Floats, unit: float) -> list[Row]:
         floor = max(_CLEAR * lowest, floor)
     above = np.flatnonzero(distance > floor)
     last = int(above[-1]) if above.size else 0
+    if lead * last < _APART:
+        return [{"used": False, "note": _TWO}] * distance.size
     notes = ["early" if 2 * k < last else "" if k <= last else "rounding level" for k in range(distance.size)]
     return [{"used": not note, "note": note} for note in notes]
 
