@@ -472,3 +472,17 @@ def test_pixels_take_what_a_mixture_leaves_for_white_noise_of_its_strength(mask:
     result, info = denoise(noisy, noise=noise, quality="pixels", mask=mask, return_info=True)
     assert info.sigma == pytest.approx(12)
     assert np.std(result) < 0.8 * 12
+
+
+@pytest.mark.parametrize("sigma", [[0.0, 5.0, 0.0], [5.0, 0.0], [0.0, 5.0, 3.0]])
+def test_channels_without_correlated_noise_stay_as_they_are(sigma: list[float]) -> None:
+    spectrum = GaussianNoise.from_kernel(np.ones((3, 3)), 1.0).spectrum
+    noise = GaussianNoise(sigma, np.repeat(spectrum, len(sigma), axis=0))
+    clean = 100 + 30 * np.stack([waves(), waves().T, waves()[::-1]], axis=-1)[..., : len(sigma)]
+    z = noise.sample(clean, rng=0, channel_axis=-1)
+    result = denoise(z, noise=noise, quality="fast", channel_axis=-1)
+    for c, level in enumerate(sigma):
+        if level:
+            assert rms(result[..., c], clean[..., c]) < 0.9 * rms(z[..., c], clean[..., c])
+        else:
+            np.testing.assert_array_equal(result[..., c], z[..., c])

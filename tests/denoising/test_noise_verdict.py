@@ -122,6 +122,30 @@ def test_texture_under_weak_noise_of_a_camera_does_not_count_as_noise() -> None:
     assert np.sqrt(found.model.counted(3, 2).mean() if not found.model.is_white else found.model.sigma**2) < 2 * noise
 
 
+# ---- channels
+
+
+def test_channels_of_unlike_pictures_are_looked_at_by_themselves() -> None:
+    """As those of stains under a microscope, whose differences are no colours."""
+    rng, clean = np.random.default_rng(1), np.zeros((128, 128, 3))
+    places = rng.integers(0, 128, (3, 60, 2))
+    for c in range(3):
+        np.add.at(clean[..., c], (places[c, :, 0], places[c, :, 1]), rng.uniform(500, 4000, 60))
+    clean = gaussian_filter(clean, (2, 2, 0), mode="wrap")
+    assert np.all(estimate_noise(clean, channel_axis=-1).model.sigma == 0)
+    noisy = clean + coloured(0, 5, clean.shape)
+    found = estimate_noise(noisy, channel_axis=-1)
+    assert found.model.white_sigma == pytest.approx(5, rel=0.1)
+    assert any("not alike" in text for text in found.reasons)
+    with pytest.warns(NlflowWarning, match="hard to find out"):
+        assert np.std(denoise(noisy, quality="fast", channel_axis=-1) - clean) < 2.5
+
+
+def test_colours_of_one_picture_are_looked_at_together() -> None:
+    found = estimate_noise(data.astronaut()[:128, :128] + coloured(0, 10, (128, 128, 3)), channel_axis=-1)
+    assert not any("not alike" in text for text in found.reasons)
+
+
 # ---- small pictures
 
 

@@ -456,13 +456,17 @@ def with_colour(frame: Frame, signal: Array, noise: GaussianNoise) -> tuple[Fram
         f[missing] = 0
     axes = np.asarray(OPPONENT) if noise.opponent else channels_for(channels, Spread.of(f).moments)
     shown = noise.powers(channels, dimension)
+    without = None if noise.opponent else shown.max(axis=(1, 2)) == 0
     spectrum, shown = (
         (one if noise.opponent else np.tensordot(axes**2, one, axes=1)) / unit**2 for one in (counted, shown)
     )
+    # Along an axis of channels without noise there is little, as no group has a variance of 0.
+    spectrum = np.where(spectrum.max(axis=(1, 2), keepdims=True) < LEAST_VARIANCE, LEAST_VARIANCE, spectrum)
     strength = np.maximum(np.square(noise.at(signal))[..., None], LEAST_VARIANCE).astype(signal.dtype, copy=False)
     levels = LEVELS if noise.compressed else levels_for(spectrum, LEVELS)
     held = Coloured(axes, spectrum, strength, levels, shown, noise.compressed > 0)
-    frame = replace(frame, offset=offset, coloured=held)
+    exact = without if without is not None and without.any() else None
+    frame = replace(frame, offset=offset, coloured=held, exact=exact)
     return frame, f if missing is None else filled(f, missing)
 
 

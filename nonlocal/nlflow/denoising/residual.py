@@ -133,7 +133,7 @@ def figures_in(places: Iterable[Looked], frame: Frame, low: Array, high: Array) 
             if spatial > 1 and one.taken is not None:  # spikes of recordings are runs of a few samples
                 hidden.append(one.taken)
             away, ended = away | own, ended & ~own
-        if frame.exact is not None:  # what is free of noise, such as a background that was taken away
+        if frame.exact is not None and frame.coloured is None:  # such as a background that was taken away
             away = away | np.broadcast_to(frame.exact, (*shape, len(low)))[place].any(axis=-1)
         light = estimate.sum(axis=-1) / math.sqrt(estimate.shape[-1])
         rest = np.where(away, 0.0, (samples - estimate).sum(axis=-1) / math.sqrt(samples.shape[-1]))

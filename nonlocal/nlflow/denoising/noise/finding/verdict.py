@@ -15,7 +15,7 @@ from nlflow.denoising.given import signals_of
 from nlflow.denoising.noise.figures import OfImpulses, OfSpeckle, OfSpectra, OfStacks, OfVerdict
 from nlflow.denoising.noise.finding.counts import find_counts, find_whole_counts
 from nlflow.denoising.noise.finding.enlarged import Enlarged, find_enlarged
-from nlflow.denoising.noise.finding.evidence import SIDE, SIZES
+from nlflow.denoising.noise.finding.evidence import SIDE, SIZES, are_alike
 from nlflow.denoising.noise.finding.finders import (
     are_drawn,
     find_hot_pixels,
@@ -74,6 +74,8 @@ _NEARLY_COUNTS: Final = "the line of counts meets the variances nearly as well"
 _SO_FEW: Final = "so few samples, or rows of them, do not tell whether noise is white"
 _FEW: Final = 16  # samples: fewer, of one value, say nothing of noise
 _TOO_SMALL: Final = "the picture is too small, or too much of it is missing, to tell how its noise varies"
+_DIFFER: Final = "the channels differ in their noise, and each is looked at by itself"
+_UNLIKE: Final = "the channels hold pictures that are not alike, and each is looked at by itself"
 _STRUCTURE: Final = (
     "structure is everywhere: most samples tell less noise than the quietest blocks do, and the least of it counts"
 )
@@ -239,8 +241,10 @@ def _together(parts: list[Noise]) -> Noise:
 
 def _gaussian(samples: Array, missing: NDArray[np.bool_] | None) -> NoiseEstimate:
     """Return the verdict on what finders left of samples (H, W, C)."""
+    if samples.shape[-1] > 1 and not are_alike(samples, missing):
+        return _of_channels(samples, missing, _UNLIKE)
     if samples.shape[-1] not in (1, 3) and np.ndim(_white(samples, missing)):  # colours have planes of their own
-        return _of_channels(samples, missing)
+        return _of_channels(samples, missing, _DIFFER)
     white = partial(_white, samples, missing)
     found = noise_of_picture(samples, missing, white) if min(samples.shape[:-1]) >= SIDE else None
     return _of_few(samples, missing) if found is None else found
@@ -291,18 +295,20 @@ def _of_most(sizes: NDArray[np.float64]) -> float:
     return sigma
 
 
-def _of_channels(samples: Array, missing: NDArray[np.bool_] | None) -> NoiseEstimate:
-    """Return the verdict on an image whose channels differ in their noise: that of each by itself, put together."""
+def _of_channels(samples: Array, missing: NDArray[np.bool_] | None, why: str) -> NoiseEstimate:
+    """Return the verdict on an image whose channels differ: that of each by itself, put together."""
     each = [_gaussian(samples[..., c : c + 1], missing) for c in range(samples.shape[-1])]
     models: list[Any] = [one.model for one in each]
     sigma = np.array([one.strength(samples[..., c : c + 1], missing) for c, one in enumerate(models)])
+    if all(one.is_white for one in models):
+        sigma = _one_or_each(channel_levels(sigma))
     shape = None
     if any(one.spectrum is not None for one in models):
         flat = np.ones((1, OfSpectra.frequencies, OfSpectra.frequencies))
         shape = np.concatenate([flat if one.spectrum is None else one.spectrum for one in models])
     sure = min((one.confidence for one in each), key=["low", "medium", "high"].index)
     first = next(one for one in each if one.confidence == sure)
-    reasons = (*first.reasons, "the channels differ in their noise, and each is looked at by itself")
+    reasons = (*first.reasons, why)
     return NoiseEstimate(GaussianNoise(sigma, shape), sure, reasons, whole=shape is None and first.whole)
 
 
