@@ -84,6 +84,12 @@ def test_too_long_a_span_is_refused() -> None:
         chebyshev_coefficients(lambda a: np.cos(1e7 * a), 0.0, 1.0, 1e-12)
 
 
+@pytest.mark.parametrize("high", [1e14, 1e18, 1e30, 1e200])
+def test_a_spike_at_the_lower_end_that_no_sample_meets_is_no_zero(high: float) -> None:
+    with pytest.raises(NumericalError, match="use a shorter span"):
+        chebyshev_coefficients(lambda a: np.exp(-a), 0.0, high, 1e-12, most=2**12)
+
+
 # --- sums ------------------------------------------------------------------------------------------------------------
 
 

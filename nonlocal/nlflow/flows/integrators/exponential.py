@@ -74,7 +74,7 @@ def chebyshev_coefficients(
 
 def _misfit(function: Callable[[Floats], NDArray[Any]], low: float, high: float, coefficients: Floats) -> float:
     """Return how far an expansion is from its function near the lower end, where exp(-t a) is a spike for long t."""
-    angles = np.pi * np.logspace(-8, 0, 49)
+    angles = np.pi * np.append(0.0, np.logspace(-8, 0, 49))  # at the end itself too, beside which a spike may hide
     signed = coefficients * (-1.0) ** np.arange(len(coefficients))
     # A few angles at a time: the expansion may be long.
     step = max(1, 2**20 // len(signed))
