@@ -69,6 +69,13 @@ def test_unusable_input_is_refused(value: Any, message: str):
         estimate_sigma(value)
 
 
+@pytest.mark.parametrize("beside", ["mask", "keep"])
+@pytest.mark.parametrize("value", [None, "photo", True, 3.0, [], ["a"], np.zeros((0, 3)), np.array([None, 1])], ids=str)
+def test_what_is_no_image_is_told_before_what_lies_beside_it(value: Any, beside: str):
+    with pytest.raises(InputError, match=r"^image: got"):
+        denoise(value, 1.0, **{beside: np.zeros((9, 9), bool)})
+
+
 @pytest.mark.parametrize(
     ("keywords", "message"),
     [

@@ -18,7 +18,7 @@ from nlflow.denoising.frame import Frame, Part, is_by_pixels, observe
 from nlflow.denoising.given import seen
 from nlflow.denoising.info import DenoiseInfo, doubts
 from nlflow.denoising.labelled import denoised_labelled, is_labelled
-from nlflow.denoising.layout import Axes, shape_of
+from nlflow.denoising.layout import Axes, shape_of_image
 from nlflow.denoising.noise.models.base import NoiseEstimate
 from nlflow.denoising.noise.names import NO_NOISE
 from nlflow.denoising.options import OPTIONS, Options
@@ -177,7 +177,9 @@ def denoise(
             raise InputError(
                 f"{name}: got a tensor beside an image that is none, expected an array; convert one of them"
             )
-    placed = Axes.of(shape_of("image", image), channel_axis, axes, spacing)
+    placed = Axes.of(shape_of_image(image), channel_axis, axes, spacing)
+    if not placed.shape:
+        placed.check_count()
     check_scale(seen(image, placed, mask), preserve_range)
     if chosen.separate:
         from nlflow.denoising.columns import each_by_itself
@@ -294,7 +296,7 @@ def problem(
     >>> bool(np.array_equal(p.back(solution.final), denoise(noisy, 1.0)))
     True
     """
-    placed, options = Axes.of(shape_of("image", image), channel_axis, axes, spacing), Options()
+    placed, options = Axes.of(shape_of_image(image), channel_axis, axes, spacing), Options()
     check_scale(image, preserve_range)
     options.check(quality, len(placed.letters))
     frame, part = observe(image, sigma, noise, placed, quality, options, keep=keep)

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nlflow._array import is_tensor
-from nlflow.denoising.layout import Axes, shape_of
+from nlflow.denoising.layout import Axes, shape_of_image
 from nlflow.domains.samples import as_signal, has_value
 from nlflow.errors import InputError
 
@@ -132,7 +132,7 @@ def as_given(image: Any, axes: Axes, mask: Any = None, known: Known | None = Non
 def signals_of(
     image: Any, channel_axis: Any = None, axes: str | None = None, mask: Any = None
 ) -> tuple[Array, Mask | None, tuple[str, ...]]:
-    given = as_given(image, Axes.of(shape_of("image", image), channel_axis, axes), mask)
+    given = as_given(image, Axes.of(shape_of_image(image), channel_axis, axes), mask)
     refuse_unordered(given.samples, np.asarray(image).dtype, given.missing)
     samples = given.samples if given.opacity is None else given.samples[..., given.signals]
     return samples, given.missing, given.told

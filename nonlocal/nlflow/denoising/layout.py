@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from nlflow._array import is_tensor, on_host
 from nlflow.domains.samples import check_axis
-from nlflow.errors import InputError, as_numpy, check_dense, check_floats, warn_caller
+from nlflow.errors import InputError, as_numpy, check_array, check_dense, check_floats, warn_caller
 
 _LETTERS = "TZYX"
 _LEAST = 8  # samples along each axis of an array that is taken for a volume without being told
@@ -154,6 +154,16 @@ def shape_of(name: str, value: Any) -> tuple[int, ...]:
     if is_tensor(value):
         check_dense(name, value)
     return tuple(value.shape) if hasattr(value, "shape") else as_numpy(name, value).shape
+
+
+def shape_of_image(image: Any) -> tuple[int, ...]:
+    """Return the shape of an image; what is none is refused before what lies beside it is compared with it."""
+    shape = shape_of("image", image)
+    if not is_tensor(image):
+        dtype = image.dtype if hasattr(image, "dtype") else as_numpy("image", image).dtype
+        if getattr(dtype, "kind", "f") not in "biuf" or isinstance(image, str | bool) or 0 in shape:
+            check_array("image", np.ma.getdata(image) if isinstance(image, np.ma.MaskedArray) else image)
+    return shape
 
 
 def _named(axes: Any, shape: tuple[int, ...], channel_axis: Any) -> tuple[int | None, str]:
