@@ -20,6 +20,7 @@ from nlflow import (
     J,
     MarkovChain,
     MemoryLimitError,
+    NumericalError,
     solve,
 )
 from nlflow.affinities import fractional as halfspace
@@ -322,6 +323,8 @@ def test_what_cannot_be_solved() -> None:
             a.solve(bad)
     with pytest.raises(InputError, match="exterior"):
         a.solve(1.0, math.inf)
+    with pytest.raises(NumericalError, match="^exterior: so large"):
+        a.solve(1.0, 1e308)
     with pytest.raises(InputError, match="all nodes of the grid are inside"):
         a.solve(1.0, np.zeros(8))
     with pytest.raises(InputError, match="rtol"):

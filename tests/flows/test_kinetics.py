@@ -256,7 +256,7 @@ BAD: dict[str, tuple[Callable[[], Any], str]] = {
         r"function: got a callable of 4 arguments, expected one of u, of \(t, u\) or of \(t, x, u\)",
     ),
     "no averages": (lambda: nl.Reaction(lambda u: u, (0, 1), bound=1, average=CROWD), "callable of 1 argument"),
-    "average": (lambda: nl.Reaction(lambda u, w: u, (0, 1), bound=1, average=P), "affinity: got ndarray"),  # type: ignore[arg-type]
+    "average": (lambda: nl.Reaction(lambda u, w: u, (0, 1), bound=1, average=P), "average: got ndarray"),  # type: ignore[arg-type]
     "time without bound": (
         lambda: nl.Reaction(lambda t, u: t * u, (0, 1), derivative=lambda t, u: t + 0 * u),
         "bound: got none for a reaction that depends on t",

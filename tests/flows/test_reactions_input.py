@@ -25,6 +25,12 @@ BAD: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: nl.Reaction(np.sin, (0, 1), bound=1, potential=lambda u: -np.cos(u)),
         "potential: it disagrees with the function",
     ),
+    "potential of nothing": (
+        lambda: nl.Reaction(np.sin, (0, 1), bound=1, potential=lambda u: None),
+        "^potential: .* returns NoneType",
+    ),
+    "average": (lambda: nl.Reaction(np.sin, (0, 1), bound=1, average=3), "^average: got int, expected an Affinity"),  # type: ignore[arg-type]
+    "competition": (lambda: nl.PredatorPrey(nl.Gaussian), "^competition: got the class Gaussian, expected an Aff"),  # type: ignore[arg-type]
     "bound": (lambda: nl.Reaction(np.sin, (0, 1), bound=0.5), "bound: got 0.5, but sin.* has a slope of 1 on"),
     "no bound": (lambda: nl.Reaction(np.sin, (0, 1)), "bound: got none without a derivative"),
     "infinite": (lambda: nl.Reaction(np.log, (-1, 1), bound=1), "function: log.* is not finite on its interval"),

@@ -11,9 +11,9 @@ from nlflow.affinities.base import Affinity
 from nlflow.errors import InputError, kind_of
 
 
-def check_affinity(affinity: Any) -> Affinity:
+def check_affinity(affinity: Any, name: str = "affinity") -> Affinity:
     if not isinstance(affinity, Affinity):
-        raise InputError(f"affinity: got {kind_of(affinity)}, expected an Affinity; build one with affinity()")
+        raise InputError(f"{name}: got {kind_of(affinity)}, expected an Affinity; build one with affinity()")
     if not affinity._sound and _of_somebodys_own(affinity):
         check_averages(affinity)
     affinity._sound = True

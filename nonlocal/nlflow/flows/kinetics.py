@@ -8,6 +8,7 @@ from typing import Any
 
 from nlflow._array import Array, namespace, underflowing
 from nlflow.affinities import Affinity
+from nlflow.affinities.checks import check_affinity
 from nlflow.errors import check_number
 from nlflow.flows.reactions import Reaction
 
@@ -255,7 +256,9 @@ class PredatorPrey(Reaction):
         r, h, c, m = (check_number(n, value, minimum=least.get(n, 0), strict=True) for n, value in given.items())
         self.growth, self.saturation, self.conversion, self.mortality = r, h, c, m
         value, slope = partial(self._value, r, h, c, m), partial(self._slope, r, h, c, m)
-        if competition is None:
+        if competition is not None:
+            check_affinity(competition, "competition")
+        else:
             value, slope = partial(self._value_at_a_node, value), partial(self._slope_at_a_node, slope)
         super().__init__(
             value, interval, derivative=slope, components=2, average=competition, name="PredatorPrey"

@@ -152,7 +152,7 @@ class Reaction:
         if components is not None:  # of others checkpoints know nothing that they did not
             self.components, self.turns = check_integer("components", components, minimum=2), True
         if average is not None:
-            self._average, self.turns = _Averages(check_affinity(average)), True
+            self._average, self.turns = _Averages(check_affinity(average, "average")), True
         count = count_arguments("function", function, _ARGUMENTS, most=3 if average is None else 4)
         if count - (average is not None) not in (1, 2, 3):
             raise InputError(f"function: got a callable of {count} argument, expected one of u and its averages")
@@ -425,7 +425,7 @@ class Reaction:
 
     def _check_potential(self, potential: Callable[..., Array]) -> None:
         samples = self._samples()
-        self._check_like(self._at(potential, *samples), samples[0])
+        self._check_like(self._at(potential, *samples), samples[0], "potential")
         self._agree("potential", -self._slopes(potential, samples), self._at(self._function, *samples), samples[0])
 
     def _sizes(self, slopes: Floats) -> Floats:

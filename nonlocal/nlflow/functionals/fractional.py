@@ -352,7 +352,8 @@ class FractionalLaplacian:
             value = check_number("exterior", exterior)
             if value and self.grid.boundary == "periodic":
                 raise InputError(f"exterior: got {value} on a periodic grid, which has no outside; leave it out")
-            return self.killing * value
+            with np.errstate(over="ignore"):
+                return _in_range("exterior", self.killing * value)
         if self.grid.boundary == "periodic":
             raise InputError("exterior: got an array on a periodic grid, which has no outside; leave it out")
         field = check_floats("exterior", exterior)
