@@ -323,7 +323,7 @@ def test_what_cannot_be_solved() -> None:
             a.solve(bad)
     with pytest.raises(InputError, match="exterior"):
         a.solve(1.0, math.inf)
-    with pytest.raises(NumericalError, match="^exterior: so large"):
+    with pytest.raises(NumericalError, match=r"^exterior: so large"):
         a.solve(1.0, 1e308)
     with pytest.raises(InputError, match="all nodes of the grid are inside"):
         a.solve(1.0, np.zeros(8))
