@@ -262,6 +262,13 @@ def test_the_step_of_many_levels_is_that_of_all_of_them(dtype, gain, mean):
     assert common_step(np.unique(z).astype(float)) == pytest.approx(gain, rel=float(np.finfo(dtype).eps))
 
 
+def test_levels_that_differ_by_rounding_alone_have_no_step():
+    levels = [11.603846153846158, 30.89999999999999, 30.899999999999995, 50.0]  # less the first two of them are equal
+    assert levels[2] - levels[0] == levels[1] - levels[0]
+    z = np.random.default_rng(0).choice(levels, (40, 40))
+    assert find_whole_counts(z[..., None]) is None
+
+
 @pytest.mark.parametrize("mean", [0.05, 0.3, 1.0, 3.0, 10.0])
 @pytest.mark.parametrize(("gain", "offset"), [(1.0, 0.0), (7.0, 0.0), (0.37, 5.0)])
 def test_whole_counts_of_any_mean_are_found(mean, gain, offset):

@@ -182,7 +182,7 @@ def _lattice(present: Array) -> tuple[float, float] | None:
     values = np.unique(np.append(some, flat.min())).astype(np.float64)
     if not 3 <= len(values) <= OfCounts.values:
         return None
-    step = common_step(values[1:] - values[0])
+    step = common_step(np.unique(values[1:] - values[0]))  # differences of unlike values may be alike
     steps = (values - values[0]) / step
     unit = np.finfo(present.dtype if present.dtype.kind == "f" else np.float64).eps
     rounding = max(4 * float(unit * np.abs(values).max()) / step, OfCounts.whole)
