@@ -461,3 +461,14 @@ def test_means_of_tokens_are_refused_where_their_order_is_not_told() -> None:
     whole = output(cured, given)
     part = output(cured, {"input_ids": given["input_ids"][:, :5]})
     torch.testing.assert_close(whole[:, :5], part, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_a_sharpened_model_is_one_graph() -> None:
+    torch.compiler.reset()
+    model = torch_encoder()
+    attach(model, fidelity=0, cures={"sharpening": 0.5})
+    x = torch.randn(2, 5, 16, dtype=torch.float64)
+    with torch.no_grad():
+        compiled = torch.compile(model, backend="eager", fullgraph=True)
+        torch.testing.assert_close(compiled(x), model(x), **DOUBLE)
