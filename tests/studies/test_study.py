@@ -442,6 +442,14 @@ def test_a_rate_towards_equilibrium_is_not_told_of_a_mode_that_turns() -> None:
     assert "that mode turns" in rate.note
 
 
+def test_no_order_is_told_of_a_gap_that_is_rounding() -> None:
+    rng = np.random.default_rng(0)
+    keys = 0.3 * rng.normal(size=(12, 2)) + 8 * np.repeat([[1, 0], [-1, 0]], 6, axis=0)
+    result = run_study("equilibrium", keys=keys, fidelity=[0.1, 1.0, 10.0])
+    assert {fit.verdict for fit in result.fits} == {"agrees", "cannot tell"}
+    assert {row["note"] for row in result.rows if row["metric"] == "l2"} == {"the gap is rounding"}
+
+
 def test_equilibria_of_nothing() -> None:
     with pytest.raises(InputError, match="fidelity: got 0"):
         run_study("equilibrium", fidelity=[0, 1, 2])

@@ -149,7 +149,10 @@ def test_too_many_first_nodes_are_refused_at_once(monkeypatch: pytest.MonkeyPatc
             {"origin": [1.0], "nodes": 5, "boundary": "periodic"},
             r"^origin: got shape \(1,\), expected a node number or",
         ),
-        ({"origin": 7, "nodes": 5, "boundary": "periodic"}, r"^origin: got node 7, expected one of 0 to 4"),
+        (
+            {"origin": 7, "nodes": 5, "boundary": "periodic"},
+            r"^origin: got 7, expected an integer >= 0 that is below 5",
+        ),
         ({"keys": np.ones((4, 2)), "queries": iter([1])}, r"^queries: got dtype object"),
         ({"keys": np.ones((4, 2)), "queries": 3.0}, r"^queries: got 0 dimension"),
     ],

@@ -60,6 +60,7 @@ class EquilibriumStudy(Kind):
         problem = build(options, rng)
         free = build_flow(problem.affinity, problem.start, options["metric"], 0.0)
         away, turn = _slow(free, rng), _turn(free)
+        alone = not relaxation_rate(free) > 0  # of parts that do not see each other nothing was smoothed
         away = away.reshape(problem.start.shape) if problem.start.ndim < away.ndim else away
         rows = []
         for fidelity in sorted(options["fidelity"]):
@@ -74,16 +75,18 @@ class EquilibriumStudy(Kind):
             share = diversity(flow, limit.u) / before
             low, high = diversity_bounds(flow)
             predicted = relaxation_rate(flow)
-            turns = turn > _TURN * predicted
-            rate = math.nan if turns else _rate(flow, limit.u, limit.u + before * away, predicted)
+            hidden = alone or turn > _TURN * predicted
+            rate = math.nan if hidden else _rate(flow, limit.u, limit.u + before * away, predicted)
             gap = predicted - fidelity
-            small = fidelity <= _SMALL * gap * (1 + _SLACK)
+            known = gap > ROUNDING * flow.spectral_bounds()[1]
+            small = known and fidelity <= _SMALL * gap * (1 + _SLACK)
             rows.append(
                 {
                     "fidelity": fidelity, "diversity": share, "low": low, "high": high,
                     "within": low * (1 - _SLACK) <= share <= high * (1 + _SLACK),
                     "rate": rate, "rate_predicted": predicted, "rate_ratio": rate / predicted, "gap": gap,
-                    "used": small, "note": "" if small else "not small beside the gap",
+                    "used": small,
+                    "note": "" if small else "not small beside the gap" if known else "the gap is rounding",
                 }
             )  # fmt: skip
         return rows
@@ -130,7 +133,10 @@ def _slow(flow: LinearFlow, rng: np.random.Generator) -> Array:
     u = flow.affinity.as_signal(rng.standard_normal((*flow.affinity.domain.shape, 1)))
     rate = relaxation_rate(flow)
     for _ in range(_CYCLES if rate > 0 else 0):
-        smooth, _ = exact_solution(flow, u / diversity(flow, u), _SMOOTHING / rate)
+        with np.errstate(over="ignore", invalid="ignore"):  # what rounding leaves of a rate may grow
+            smooth, _ = exact_solution(flow, u / diversity(flow, u), _SMOOTHING / rate)
+        if not np.isfinite(to_numpy(smooth)).all():
+            break
         # What is left of the mean would outgrow the rest.
         smooth = smooth - equilibrium(flow, smooth).u
         if not 0 < diversity(flow, smooth) < math.inf:  # rounding has hidden the slowest mode
@@ -167,6 +173,6 @@ def _worst_ratio(name: str, rows: list[Row]) -> Fit:
     what = "|rate measured / predicted - 1|, the largest over fidelities"
     ratios = [row["rate_ratio"] for row in rows if math.isfinite(row["rate_ratio"])]
     if not ratios:
-        few = "rounding level is reached before the slowest mode rules, or that mode turns"
+        few = "rounding level is reached before the slowest mode rules, that mode turns, or parts do not see each other"
         return no_fit(name, what, few, _RATE_OFF, "<=")
     return largest(name, what, [abs(ratio - 1) for ratio in ratios], _RATE_OFF)
