@@ -149,9 +149,14 @@ for part, name in (("plotting", "new_figure"), ("attention", "attach"), ("learni
         getattr(importlib.import_module(f"nlflow.{part}"), name)()
     except ImportError as error:
         print(isinstance(error, nlflow.InputError), error)
+for part in ("flows.derivatives", "denoising.derivatives", "affinities.sharded"):
+    try:
+        importlib.import_module(f"nlflow.{part}")
+    except ImportError as error:
+        print(isinstance(error, nlflow.InputError), part, error)
 """
     )
-    *figures, shape, refused, layers, points, arrays = printed.strip().splitlines()
+    *figures, shape, refused, layers, points, arrays, flows, images, shards = printed.strip().splitlines()
     distance, spread, rest = map(float, figures)
     assert distance < 1e-5
     assert 0 < spread < 10
@@ -161,6 +166,8 @@ for part, name in (("plotting", "new_figure"), ("attention", "attach"), ("learni
     assert re.match(r"True nlflow.attention needs torch, which is not installed; .*nlflow\[attention\]", layers)
     assert re.match(r"True nlflow.learning needs scikit-learn, which is not installed; .*nlflow\[learning\]", points)
     assert re.match(r"True nlflow.xarray needs xarray, which is not installed; .*nlflow\[xarray\]", arrays)
+    for said in (flows, images, shards):
+        assert re.match(r"True (\S+) nlflow\.\1 needs torch, which is not installed; .*nlflow\[torch\]", said)
 
 
 def test_what_users_make_is_copied_and_pickled() -> None:

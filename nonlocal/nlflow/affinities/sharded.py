@@ -26,9 +26,17 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import ArrayLike, NDArray
-from torch import Tensor
+
+from nlflow.errors import not_installed
+
+try:
+    import torch
+    from torch import Tensor
+except ModuleNotFoundError as error:
+    if error.name != "torch":
+        raise
+    raise not_installed(__name__, "torch", "torch") from error
 
 from nlflow._array import Array, Floats, constant_like, same_kind, to_numpy
 from nlflow.affinities.base import Affinity

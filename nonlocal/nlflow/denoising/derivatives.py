@@ -5,9 +5,16 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
-import torch
-from torch import Tensor
-from torch.autograd import forward_ad
+from nlflow.errors import not_installed
+
+try:
+    import torch
+    from torch import Tensor
+    from torch.autograd import forward_ad
+except ModuleNotFoundError as error:
+    if error.name != "torch":
+        raise
+    raise not_installed(__name__, "torch", "torch") from error
 
 from nlflow._array import is_tensor
 from nlflow.denoising.layout import Axes

@@ -8,9 +8,16 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import torch
-from torch import Tensor
-from torch.utils.checkpoint import checkpoint
+from nlflow.errors import not_installed
+
+try:
+    import torch
+    from torch import Tensor
+    from torch.utils.checkpoint import checkpoint
+except ModuleNotFoundError as error:
+    if error.name != "torch":
+        raise
+    raise not_installed(__name__, "torch", "torch") from error
 
 from nlflow._array import kept_like, over_channels
 from nlflow.errors import InputError, NumericalError, check_integer, check_number, kind_of
