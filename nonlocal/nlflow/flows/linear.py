@@ -17,6 +17,7 @@ from nlflow._array import (
     namespace,
     numbers,
     over_channels,
+    recorded,
     underflowing,
 )
 from nlflow.affinities import Affinity
@@ -232,6 +233,8 @@ class LinearFlow(Flow):
         if not self.conserves_mean:
             return change
         kept, xp = self.without_mean(change), namespace(u)
+        if recorded.get():
+            return kept
         with np.errstate(over="ignore", invalid="ignore"):
             moved, size = numbers(xp.max(xp.abs(change - kept)), xp.max(xp.maximum(xp.abs(u), xp.abs(kept))))
         if moved * float(xp.finfo(u.dtype).eps) > _LOST * size:
