@@ -139,7 +139,8 @@ def up(image: Array, shape: tuple[int, ...]) -> Array:
     from scipy.fft import dctn, idctn
 
     image = check_numpy("image", image, ndim=(2, 3, 4), hint="channels last")
-    known = isinstance(shape, tuple) and len(shape) == image.ndim
+    given: Any = shape
+    known = isinstance(given, tuple) and len(given) == image.ndim
     if not known or any(check_integer("shape", n) < m for n, m in zip(shape, image.shape, strict=True)):
         raise InputError(f"shape: got {shape!r}, expected that of a finer image than one of shape {image.shape}")
     axes = halved(shape)
