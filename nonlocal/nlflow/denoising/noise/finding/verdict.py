@@ -241,13 +241,14 @@ def _together(parts: list[Noise]) -> Noise:
 
 def _gaussian(samples: Array, missing: NDArray[np.bool_] | None) -> NoiseEstimate:
     """Return the verdict on what finders left of samples (H, W, C)."""
-    if samples.shape[-1] > 1 and not are_alike(samples, missing):
-        return _of_channels(samples, missing, _UNLIKE)
     if samples.shape[-1] not in (1, 3) and np.ndim(_white(samples, missing)):  # colours have planes of their own
         return _of_channels(samples, missing, _DIFFER)
     white = partial(_white, samples, missing)
     found = noise_of_picture(samples, missing, white) if min(samples.shape[:-1]) >= SIDE else None
-    return _of_few(samples, missing) if found is None else found
+    if found is None:
+        return _of_few(samples, missing)
+    unlike = samples.shape[-1] > 1 and not are_alike(samples, missing)
+    return _of_channels(samples, missing, _UNLIKE) if unlike else found
 
 
 def _of_few(samples: Array, missing: NDArray[np.bool_] | None) -> NoiseEstimate:
