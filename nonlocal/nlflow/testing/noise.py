@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from nlflow.denoising.noise.models.base import Noise, Reduction, noise_of
+from nlflow.denoising.noise.models.base import Noise, Reduction
+from nlflow.denoising.noise.models.files import noise_of
 from nlflow.denoising.noise.models.gaussian import GaussianNoise
 from nlflow.errors import InputError, check_floats
 from nlflow.testing.contract import Contract

@@ -14,8 +14,8 @@ from .models.base import Mixture as Mixture
 from .models.base import Noise as Noise
 from .models.base import NoiseEstimate as NoiseEstimate
 from .models.base import Reduction as Reduction
-from .models.base import load_noise as load_noise
-from .models.base import noise_of as noise_of
+from .models.files import load_noise as load_noise
+from .models.files import noise_of as noise_of
 from .models.gaussian import GaussianNoise as GaussianNoise
 from .models.intensities import Poisson as Poisson
 from .models.magnitudes import NoncentralChi as NoncentralChi
