@@ -125,6 +125,13 @@ def test_a_wide_interval_about_the_limit_cannot_tell() -> None:
     assert limit.verdict == "cannot tell"
 
 
+def test_a_rate_is_measured_once_the_slowest_mode_rules() -> None:
+    """With -4.305 for the slowest and -4.509 for the next, and a start that has almost none of the slowest."""
+    options: dict[str, Any] = {"kernel": "matern:width=0.947,nu=2.5", "nodes": 13, "boundary": "reflect"}
+    result = run_study("equilibrium", rng=71, metric="l2", fidelity=[0.001, 1.0, 10.0], **options)
+    assert [row["rate_ratio"] for row in result.rows] == pytest.approx([1, 1, 1], abs=0.005)
+
+
 @pytest.mark.slow
 def test_chains_that_are_too_slow_have_no_late_rate() -> None:
     """After 5000 steps a chain that hardly ever moves shows all of its modes."""

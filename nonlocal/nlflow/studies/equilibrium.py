@@ -26,6 +26,7 @@ _SETTING = (*GRID, "metric")
 _SMALL = 0.15  # of the spectral gap: below, diversity is proportional to the fidelity
 _FOLDS = np.linspace(2, 16, 15)  # e-foldings of the slowest mode over which the rate is measured
 _SMOOTHING, _CYCLES = 12.0, 6  # e-foldings of the slowest mode before, and how often
+_MOST_CYCLES = 40  # until it rules: of a mode that falls 3 % faster 1e-6 is left
 _SLACK = 1e-8  # relative: bounds are attained by some signals
 _TURN = 0.01  # of a rate: faster turns change what is measured
 _RATE_OFF = 0.03  # of a rate that is measured over finitely many e-foldings
@@ -59,7 +60,8 @@ class EquilibriumStudy(Kind):
         rng = np.random.default_rng(seed)
         problem = build(options, rng)
         free = build_flow(problem.affinity, problem.start, options["metric"], 0.0)
-        away, turn = _slow(free, rng), _turn(free)
+        turn = _turn(free)
+        away = _slow(free, rng, turn)
         alone = not relaxation_rate(free) > 0  # of parts that do not see each other nothing was smoothed
         away = away.reshape(problem.start.shape) if problem.start.ndim < away.ndim else away
         rows = []
@@ -128,19 +130,25 @@ def _fidelity_label(metrics: set[str]) -> str:
     return QUANTITIES["degree_fidelity" if metrics == {"degree"} else "fidelity"].label
 
 
-def _slow(flow: LinearFlow, rng: np.random.Generator) -> Array:
-    """Return a random perturbation of diversity 1 that a flow without fidelity has smoothed."""
+def _slow(flow: LinearFlow, rng: np.random.Generator, turn: float = 0.0) -> Array:
+    """Return a random perturbation of diversity 1, smoothed without fidelity until the slowest mode rules."""
     u = flow.affinity.as_signal(rng.standard_normal((*flow.affinity.domain.shape, 1)))
     rate = relaxation_rate(flow)
-    for _ in range(_CYCLES if rate > 0 else 0):
+    rules = turn > 0  # of a mode that turns no decay is steady
+    for cycle in range(_MOST_CYCLES if rate > 0 else 0):
+        if rules and cycle >= _CYCLES:
+            break
+        u = u / diversity(flow, u)
         with np.errstate(over="ignore", invalid="ignore"):  # what rounding leaves of a rate may grow
-            smooth, _ = exact_solution(flow, u / diversity(flow, u), _SMOOTHING / rate)
+            smooth, _ = exact_solution(flow, u, _SMOOTHING / rate)
         if not np.isfinite(to_numpy(smooth)).all():
             break
         # What is left of the mean would outgrow the rest.
         smooth = smooth - equilibrium(flow, smooth).u
-        if not 0 < diversity(flow, smooth) < math.inf:  # rounding has hidden the slowest mode
+        left = diversity(flow, smooth)
+        if not 0 < left < math.inf:  # rounding has hidden the slowest mode
             break
+        rules = turn > 0 or abs(math.log(left) / _SMOOTHING + 1) < _RATE_OFF / 2
         u = smooth
     return u / diversity(flow, u)
 
