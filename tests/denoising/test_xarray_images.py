@@ -215,7 +215,6 @@ def test_a_flow_lives_on_the_coordinates(fidelity: float) -> None:
         ({"progress": np.ones(3)}, "progress: got array"),
         ({"return_info": 1}, "return_info: got 1"),
     ],
-    ids=str,
 )
 def test_what_has_no_names_and_is_no_number_is_refused_by_name(words: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=f"^{message}"):
