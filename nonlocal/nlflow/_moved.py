@@ -18,7 +18,7 @@ _PLACES = {
     "nlflow.attention.terms.neighbours": "nlflow.attention.terms.modules",
     "nlflow.commands": "nlflow.desk.commands",
     "nlflow.denoising.large.parts": "nlflow.denoising.frame",
-    "nlflow.denoising.large.sources": "nlflow.desk.large",
+    "nlflow.denoising.large.sources": "nlflow.desk.on_disk",
     "nlflow.denoising.large.store": "nlflow.desk.large",
     "nlflow.denoising.noise.base": "nlflow.denoising.noise.models.base",
     "nlflow.denoising.noise.pyramid": "nlflow.denoising.noise.spectra",

@@ -20,7 +20,8 @@ from nlflow.denoising.large import denoise_array
 from nlflow.denoising.large.survey import Blocks, estimated, surveyed
 from nlflow.denoising.patches import Grouping
 from nlflow.desk import large as storing
-from nlflow.desk.large import block_sides, denoise_store
+from nlflow.desk.large import denoise_store
+from nlflow.desk.on_disk import block_sides, told_axes
 from tests.commands import run
 from tests.denoising.test_large import read, write
 from tests.pictures import Floats
@@ -241,7 +242,7 @@ def test_a_group_of_frames_is_a_clip(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_axes_that_a_group_says(tmp_path: Path) -> None:
     colours = grouped(tmp_path / "c.zarr", TWO, "cyzx", [1, 1, 2, 3])
-    assert storing.told_axes(colours, None, None, None)[:2] == ("CYZX", (1, 2, 3))
+    assert told_axes(colours, None, None, None)[:2] == ("CYZX", (1, 2, 3))
     image, axis = storing.open_image(colours)
     assert (image.shape, axis) == (TWO.shape, 0)
     with pytest.raises(nl.InputError, match=r"channel_axis: got -1 for .*CYZX by its OME-Zarr group; leave it out, or"):
@@ -252,33 +253,33 @@ def test_axes_that_a_group_says(tmp_path: Path) -> None:
             nl.FileFormatError, match=r"axes [T_]ZYX of 3 x 24 x 30 x 34 by .* group, .*; name the group"
         ):
             storing.open_image(times)
-        assert storing.told_axes(times, None, "CZYX", None)[0] == "CZYX"
+        assert told_axes(times, None, "CZYX", None)[0] == "CZYX"
     frames = grouped(tmp_path / "t.zarr", BYTES, "tyx", [1, 1, 1])
-    _, _, notes = storing.told_axes(frames, None, "ZYX", None)
+    _, _, notes = told_axes(frames, None, "ZYX", None)
     assert notes == (f"{frames}: its OME-Zarr group says TYX; read as ZYX, as given",)
     damaged = tmp_path / "t.zarr" / "zarr.json"
     damaged.write_text(damaged.read_text().replace(":", "", 1))
     with pytest.raises(
         nl.FileFormatError, match=r"a group around it that cannot be read .*; copy it anew, or give axes"
     ):
-        storing.told_axes(frames, None, None, None)
+        told_axes(frames, None, None, None)
     # An array that no level names, and one in a group that is no image.
     other = zarr.open_group(tmp_path / "c.zarr", mode="r+").create_array("other", shape=(9, 9, 9), dtype="u1")
     assert other.shape == (9, 9, 9)
-    _, _, notes = storing.told_axes(tmp_path / "c.zarr" / "other", None, None, None)
+    _, _, notes = told_axes(tmp_path / "c.zarr" / "other", None, None, None)
     assert notes[0].endswith("other: read as ZYX, 9 slices of 9 x 9; --axes TYX takes them for frames")
 
 
 def test_an_array_of_three_axes_is_told_to_be_a_volume(tmp_path: Path) -> None:
-    told = storing.told_axes(write(tmp_path / "a.zarr", BYTES, 8), None, None, None)
+    told = told_axes(write(tmp_path / "a.zarr", BYTES, 8), None, None, None)
     assert told[:2] == (None, None)
     assert "read as ZYX, 24 slices of 30 x 34; --axes TYX takes them for frames" in told[2][0]
     assert "does not say how far apart its slices are" in told[2][1]
     zarr.create_array(tmp_path / "n.zarr", shape=(9, 9, 9), dtype="u1", dimension_names=("t", "y", "x"))
-    _, _, notes = storing.told_axes(tmp_path / "n.zarr", None, None, (1, 1, 1))
+    _, _, notes = told_axes(tmp_path / "n.zarr", None, None, (1, 1, 1))
     assert notes == (f"{tmp_path / 'n.zarr'}: read as ZYX, 9 slices of 9 x 9, though its axes are named t, y, x; "
                      "--axes says otherwise",)  # fmt: skip
-    assert storing.told_axes(write(tmp_path / "p.zarr", BYTES[0], 8), None, None, None) == (None, None, ())
+    assert told_axes(write(tmp_path / "p.zarr", BYTES[0], 8), None, None, None) == (None, None, ())
 
 
 @pytest.mark.slow

@@ -50,7 +50,7 @@ def test_parts_of_ome_are_refused_by_name(tmp_path: Path, secret: Path, planes: 
     path = part_of_a_set(tmp_path / "download" / "cells.ome.tif", other, planes)
     with pytest.raises(FileFormatError, match=r"a part of a set of files, with .*secret"):
         files.read(path)
-    from nlflow.desk.large import open_stack
+    from nlflow.desk.on_disk import open_stack
 
     with pytest.raises(FileFormatError, match=r"a part of a set of files, with .*secret"):
         open_stack(path, None, None, 32, "fast")
@@ -84,7 +84,7 @@ def _linked(path: Path, secret: Path) -> None:
 def test_chunks_of_a_store_that_are_links(tmp_path: Path, secret: Path) -> None:
     zarr = pytest.importorskip("zarr")
     pytest.importorskip("dask")
-    from nlflow.desk.large import open_array
+    from nlflow.desk.on_disk import open_array
 
     path = tmp_path / "download" / "a.zarr"
     array = zarr.create_array(path, shape=(64, 64), chunks=(64, 64), dtype="u1", compressors=None)

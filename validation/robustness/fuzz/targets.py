@@ -105,7 +105,7 @@ TARGETS: dict[str, Target] = {
     "mat73": Target("MAT files of version 7.3", readers.media(".mat", array="a"), files.matlab, "bytes",
                     (*_FILES, "nlflow.desk.formats.mat", "nlflow.desk.formats.hdf5"), (), 65536),
     "zarr": Target("zarr stores", folders.store, files.zarr, "model",
-                   (*_FILES, "nlflow.desk.formats.ngff", "nlflow.desk.large", "nlflow.desk.foreign"), (), 16384),
+                   (*_FILES, "nlflow.desk.formats.ngff", "nlflow.desk.on_disk", "nlflow.desk.foreign"), (), 16384),
     "parquet": Target("Parquet tables", readers.media(".parquet"), files.parquet, "bytes",
                       (*_FILES, "nlflow.desk.formats.parquet", "nlflow.desk.formats.tables")),
     "raw": Target("camera raws", readers.media(".dng"), files.raw, "bytes", (*_FILES, "nlflow.desk.formats.pictures")),

@@ -374,7 +374,8 @@ def _denoise_large(
 ) -> None:  # fmt: skip
     """Denoise an image block by block; none of the options `refused`, which need the whole image, may have a value."""
     from nlflow.backends.machine import version
-    from nlflow.desk.large import denoise_store, told_axes
+    from nlflow.desk.large import denoise_store
+    from nlflow.desk.on_disk import told_axes
     from nlflow.errors import renamed
 
     for option, value in refused.items():
