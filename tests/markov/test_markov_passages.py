@@ -456,6 +456,29 @@ def test_many_states_of_a_directed_graph_are_iterated(monkeypatch):
     assert np.abs(chain.hitting_times(0)[1:] / expected - 1).max() < 1e-10
 
 
+@pytest.mark.filterwarnings("ignore:affinity. . of . nodes see no other node")
+@pytest.mark.parametrize("method", ["dense", "pairwise"])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_walks_by_moves_that_float32_loses(dtype, method):
+    """Moves of e^-98 and e^-112.5, of which float32 has three digits, and none."""
+    x = np.array([[0.0], [14.0], [29.0]], dtype)
+
+    def chain(*nodes):
+        domain = Points(np.arange(float(len(nodes))), np.ones(len(nodes)))
+        return MarkovChain(affinity(Gaussian(1.0), domain, x[list(nodes)], method=method))
+
+    for two, expected in (((0, 1), 98.0), ((1, 2), 112.5)):
+        pair = chain(*two)
+        assert np.log(pair.hitting_times(1)[0]) == pytest.approx(expected, abs=1e-8)
+        assert np.log(pair.mean_first_passage_times()[1, 0]) == pytest.approx(expected, abs=1e-8)
+        assert pair.irreducible
+    three, first = chain(0, 1, 2), 1 / (1 + np.exp(98 - 112.5))
+    assert three.committor(2, 0)[1] == pytest.approx(first, rel=1e-8)
+    ends = three.absorption({"left": [0], "right": [2]})
+    assert ends.probabilities[1] == pytest.approx([first, 1 - first], rel=1e-7)
+    assert np.log(ends.times[1]) == pytest.approx(98 - np.log1p(np.exp(98 - 112.5)), abs=1e-8)
+
+
 # ---- the gap
 
 

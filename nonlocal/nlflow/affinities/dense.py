@@ -84,12 +84,13 @@ class DenseAffinity(Affinity):
         )
         n = domain.size
         block_bytes = _check_dense(domain, kernel, like, kept_bytes, memory_limit)
-        # Only K = k + k^T of a non-symmetric kernel asks for the logits again.
-        self._log_block = None if symmetric else log_block
-        self._transposed = None if symmetric else log_transposed
-        self._kept_bytes = 0 if symmetric else kept_bytes
-        self._limit = memory_limit
         xp = namespace(like)
+        # K = k + k^T of a kernel that is not symmetric asks for the logits again, and what float32 has lost.
+        kept = not symmetric or (kernel is not None and like.dtype == xp.float32)
+        self._log_block = log_block if kept else None
+        self._transposed = None if symmetric else log_transposed
+        self._kept_bytes = kept_bytes if kept else 0
+        self._limit = memory_limit
         log_weights = np.log(domain.weights).reshape(-1)
         weighted = bool(log_weights.any())
         device = array_api_compat.device(like)
@@ -144,7 +145,7 @@ class DenseAffinity(Affinity):
         return cls(
             domain, kernel, partial(_logits, kernel, q, k, sight, loops), keys, memory_limit=memory_limit,
             log_transposed=partial(_logits_transposed, kernel, q, k, sight),
-            kept_bytes=2 * domain.size * int(k.shape[1]) * int(k.dtype.itemsize), **tags,
+            kept_bytes=(1 if same else 2) * domain.size * int(k.shape[1]) * int(k.dtype.itemsize), **tags,
         )  # fmt: skip
 
     @classmethod
@@ -309,7 +310,7 @@ class DenseAffinity(Affinity):
 
         return DenseAffinity(
             self.domain, self.kernel, block, self._matrix, symmetric=True, positive_semidefinite=False,
-            memory_limit=self._limit,
+            memory_limit=self._limit, kept_bytes=self._kept_bytes,
         )  # fmt: skip
 
 

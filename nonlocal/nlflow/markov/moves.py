@@ -31,6 +31,7 @@ class Moves:
     def __init__(self, affinity: Affinity, laziness: float, limit: float | None) -> None:
         self.affinity, self.laziness, self.limit = affinity, laziness, limit
         self.states, self.shape = affinity.domain.size, affinity.domain.shape
+        self._widened = False  # whether `dense` has what float32 has lost
 
     @property
     def single(self) -> bool:
@@ -83,6 +84,18 @@ class Moves:
         self.check_room("the matrix", 8 * n * n, "use fewer nodes or raise memory_limit")
         if self.given is not None:
             return to_dense(self.given)
+        found = self._of_all()
+        if not self.single or n > _GRAPH_STATES or not np.any(lost := found < self._lost):
+            return found
+        self.check_room("the moves that float32 has lost", 32 * n * n)
+        logs = self.affinity._log_transitions()
+        if logs is None or not np.any(np.isfinite(logs) & lost):
+            return found
+        self._widened = True
+        return np.asarray(np.exp(logs))
+
+    def _of_all(self) -> Floats:
+        n = self.states
         known = getattr(self.affinity, "matrix", None)
         if known is not None:
             given = to_numpy(known)
@@ -109,7 +122,11 @@ class Moves:
 
     @property
     def least(self) -> float:
-        """Moves of smaller probability have lost digits to underflow."""
+        """Moves of smaller probability have lost digits to underflow, in `dense`."""
+        return 1e-300 if self._widened else self._lost
+
+    @property
+    def _lost(self) -> float:
         if self.affinity.method == "pairwise":  # relative to a logit that is within 21 of the largest
             return 1e-27 if self.single else 1e-290
         return 1e-36 if self.single else 1e-300
@@ -117,7 +134,7 @@ class Moves:
     @property
     def _noise(self) -> float:
         """What averages may leave where no move is: loops over pairs take the smallest float for what underflows."""
-        return {"convolution": _NOISE, "pairwise": self.least}.get(self.affinity.method, 0.0)
+        return {"convolution": _NOISE, "pairwise": self._lost}.get(self.affinity.method, 0.0)
 
     @cached_property
     def given(self) -> Sparse | None:
