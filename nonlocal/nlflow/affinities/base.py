@@ -5,8 +5,8 @@ from __future__ import annotations
 import copy
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from operator import methodcaller
 from typing import TYPE_CHECKING, Any, Self
@@ -36,7 +36,7 @@ from nlflow._array import (
 )
 from nlflow.affinities import shown
 from nlflow.affinities.graph import Sparse, functional_graph
-from nlflow.backends.memory import Need, free_bytes
+from nlflow.affinities.guarded import guarded
 from nlflow.domains import Domain
 from nlflow.errors import (
     InputError,
@@ -58,22 +58,6 @@ MASS = 1e-6
 
 def _changed(recipe: Callable[[Array], Any], change: Callable[[Affinity], Affinity], features: Array) -> Affinity:
     return change(recipe(features))
-
-
-_SIGNALS, _TILES = 12, 2**28
-"""Signals that a flow or an iteration holds at a time, and bytes of tiles and of what is made of them, about."""
-
-
-@contextmanager
-def _within(need: Callable[[], Need], device: Any) -> Iterator[None]:
-    from nlflow.backends.torch.workers import exact_products
-
-    with exact_products(device):
-        try:
-            yield
-        except RuntimeError as error:
-            with need().guarded(str(device), lambda: free_bytes(device)):
-                raise error
 
 
 @underflowing
@@ -505,26 +489,7 @@ class Affinity(ABC):
 
     def within_memory(self, u: Array | None = None) -> AbstractContextManager[None]:
         """Turn a device's "out of memory" into `MemoryLimitError`."""
-        # Products of tensors keep the digits of their dtype meanwhile, also under `torch.autocast`.
-        if self.device is None:
-            return nullcontext()
-        return _within(lambda: self._need(u), self.device)
-
-    def _need(self, u: Array | None) -> Need:
-        nodes = self.domain.size
-        channels = 1 if u is None else max(1, math.prod(u.shape) // nodes)
-        itemsize = 8 if self.dtype is None else int(self.dtype.itemsize)
-
-        def needed(count: int) -> int:
-            share = count / nodes
-            kept = self.memory_bytes * (share**2 if self.method == "dense" else share)
-            return int(kept + _SIGNALS * count * channels * itemsize) + _TILES
-
-        return Need(
-            needed, nodes, f"with {channels} channel(s) in {str(self.dtype).split('.')[-1]} by method {self.method!r}",
-            "use fewer nodes, or fewer channels at a time, or close other programs that use the device",
-            argument="affinity",
-        )  # fmt: skip
+        return nullcontext() if self.device is None else guarded(self, u)
 
     def _log_degree_for(self, u: Array) -> Array:
         """Return log d without the amplitude, in the precision of averages of `u`."""
