@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 import os
+import re
 import shlex
 import sys
 import unicodedata
@@ -33,6 +34,7 @@ __all__ = [
 Item = TypeVar("Item", bound=Callable[..., Any])
 
 _NAME = 255  # bytes: the longest name of a file
+_IGNORED = re.compile("[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]")
 _FIDELITY = ("fidelity",)
 _WIDTH = ("width", "gamma = 1 / (2 width^2)")
 _NAMED_ELSEWHERE: dict[str, tuple[str, ...]] = {
@@ -58,13 +60,11 @@ _NAMED_ELSEWHERE: dict[str, tuple[str, ...]] = {
 
 def visible(text: str, keep: str = "") -> str:
     r"""Return a text with escapes such as ``\x1b`` for characters that are not seen, except those of `keep`."""
-    if text.isprintable():
-        return text
     return "".join(one if one in keep or _is_seen(one) else one.encode("unicode_escape").decode() for one in text)
 
 
 def _is_seen(letter: str) -> bool:
-    return letter.isprintable() or unicodedata.category(letter) == "Zs"
+    return (letter.isprintable() and not _IGNORED.match(letter)) or unicodedata.category(letter) == "Zs"
 
 
 def quoted(word: object) -> str:

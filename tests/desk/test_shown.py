@@ -24,8 +24,10 @@ from tests.commands import run
 SOURCES = Path(files.__file__).parents[1]
 EVIL = "\x1b]0;title\x07\x1b[31mred\u202etxt.\x9b\u2066\r\u2028"
 UNSEEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+# Of Default_Ignorable_Code_Point in Unicode's DerivedCoreProperties.txt those of no category C.
+IGNORED = "\u034f\u115f\u1160\u17b4\u17b5\u180b\u180c\u180d\u180f\u3164\ufe00\ufe0f\uffa0\U000e0100\U000e01ef"
 WORDS = ("plain.png", "a b.png", "$(touch X)", "`touch X`", "a'b\"c", "a;touch X #", "-x.png", "é☃ 中文", "\\n", "~",
-         EVIL, "two\nlines", "-\t%d'\\1", "end\n", "\udcff\udc80.png", "")  # fmt: skip
+         EVIL, "two\nlines", "-\t%d'\\1", "end\n", "\udcff\udc80.png", IGNORED, "")  # fmt: skip
 
 
 @pytest.mark.parametrize("name", ["bash", "dash", "sh", "zsh"])
@@ -53,8 +55,10 @@ def test_half_a_pair_is_quoted_too() -> None:
 def test_what_nobody_sees_is_shown() -> None:
     assert visible("a\x1b[31m\u202e\x9b\n") == r"a\x1b[31m\u202e\x9b\n"
     assert visible("a\n\tb", keep="\n\t") == "a\n\tb"
-    for text in ("é☃ 中文 русский עברית", "1\u202f000\u00a0µm", "plain"):
+    for text in ("é☃ 中文 русский עברית", "1\u202f000\u00a0µm", "plain", "e\u0301 ᄀ ᅡ ﾡ ា"):
         assert visible(text) == text
+    for letter in IGNORED:  # letters and marks to Python
+        assert visible(f"a{letter}b", keep="\n").isascii(), hex(ord(letter))
     assert not UNSEEN.search(visible(EVIL))
     assert not UNSEEN.search(shortened(EVIL))
     assert not UNSEEN.search(str(FileFormatError(EVIL)))

@@ -38,6 +38,14 @@ for name, operator in operators.items():
     pictures[name] = [operator.on_grid(np.maximum(now, 1e-300)) for now in solution.u]
     cuts[name] = [picture[:, side // 2] for picture in pictures[name]]
 
+
+def far(picture):
+    return np.nanmax(picture[3 * side // 4 :]) / np.nanmax(picture)
+
+
+assert abs(rate / 2.4048**2 - 1) < 0.05  # heat: the square of the first zero of the Bessel function J0
+assert far(pictures["flight, s = 0.5"][0]) > 1000 * far(pictures["heat"][0])
+
 # %%
 
 figure, axes = plt.subplots(2, 3, figsize=(7, 4.6), layout="constrained")

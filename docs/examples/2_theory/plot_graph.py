@@ -25,6 +25,7 @@ found = E(graph, f, known).minimizer().u
 joined = np.array([1 if club.nodes[node]["club"] == "Mr. Hi" else -1 for node in club])
 right = int(np.sum(np.sign(found) == joined))
 print(f"{right} of {len(club)} members are told rightly")
+assert right >= 32
 
 # %%
 # The flow of :class:`nlflow.J` forgets the two sides at the rate of the spectral gap.
@@ -34,6 +35,7 @@ times = np.linspace(0, 40, 41)
 course = solve(GradientFlow(J(graph), metric="degree"), found, t_eval=times)
 distance = [np.sqrt(np.sum(chain.stationary * (u - chain.limit(found)) ** 2)) for u in course.u]
 rate = 1 - np.sort(chain.eigenvalues())[-2]
+assert 0.9 < distance[-1] / (distance[0] * np.exp(-rate * times[-1])) <= 1
 
 figure, (left, right_side) = plt.subplots(1, 2, figsize=(8, 3.8), layout="constrained")
 layout = nx.spring_layout(club, seed=1)

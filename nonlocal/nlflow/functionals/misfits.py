@@ -49,7 +49,7 @@ class Misfit(ABC):
         return self
 
     def floor(self, u: Floats) -> Floats | None:
-        """Return what u has to exceed, or None."""
+        """Return what u may not be below, nor equal where g is infinite there, or None."""
         del u
         return None
 
