@@ -16,8 +16,8 @@ import array_api_compat.numpy
 import numpy as np
 from numpy.typing import NDArray
 
+from nlflow._looks import Doubt, take_answers, waiting_looks
 from nlflow._looks import is_tensor as is_tensor
-from nlflow._looks import take_answers, waiting_looks
 from nlflow.errors import InputError, NumericalError, as_numpy, check_dense, check_tensor, check_unmasked, kind_of
 
 Item = TypeVar("Item")
@@ -172,6 +172,16 @@ def numbers(*given: Array | float) -> list[float]:
     for place, number in zip(there, found, strict=False):
         result[place] = number
     return result
+
+
+def told_of(doubts: Sequence[Doubt]) -> str | None:
+    """Return why a step failed, the first reason that is found, in one copy from a device."""
+    found = numbers(*(part for one in doubts for part in one.parts))
+    for one in doubts:
+        own, found = found[: len(one.parts)], found[len(one.parts) :]
+        if reason := one.tell(*own):
+            return reason
+    return None
 
 
 class Pending:

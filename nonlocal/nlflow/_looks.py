@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any
 
 
@@ -90,3 +91,31 @@ def look_now() -> None:
     looks = _looks.get()
     if looks is not None:
         looks.ask()
+
+
+@dataclass(frozen=True)
+class Doubt:
+    """Numbers that may lie on a device, and what of them says why a step failed, or None."""
+
+    tell: Callable[..., str | None]
+    parts: tuple[Any, ...]
+
+
+_doubts: ContextVar[list[Doubt] | None] = ContextVar("doubts", default=None)
+
+
+@contextmanager
+def doubting(doubts: list[Doubt]) -> Iterator[None]:
+    """Take down what steps on tensors may fail by: a step that fails is not finite, and whoever finds that asks why."""
+    token = _doubts.set(doubts)
+    try:
+        yield
+    finally:
+        _doubts.reset(token)
+
+
+def doubt(tell: Callable[..., str | None], *parts: Any) -> None:
+    """Leave numbers of a step for who asks why it failed."""
+    doubts = _doubts.get()
+    if doubts is not None:
+        doubts.append(Doubt(tell, parts))

@@ -8,8 +8,8 @@ import pytest
 
 import nlflow as nl
 from nlflow._array import Pending, fetch, numbers
-from nlflow.errors import InputError
-from nlflow.flows import Replayed, Status, trackers
+from nlflow.errors import InputError, NumericalError
+from nlflow.flows import Replayed, Status, derivatives, trackers
 from nlflow.flows.integrators import FixedStep
 from nlflow.testing import check_integrator
 
@@ -95,6 +95,7 @@ STEPS: dict[str, tuple[Callable[[Any], Any], Callable[[], Any]]] = {
     "Euler": (j_flow, lambda: nl.ExplicitEuler(0.02)),
     "Runge-Kutta, one length": (attention_flow, lambda: nl.RungeKutta(dt=0.05, adaptive=False)),
     "exponential": (reacting_flow, lambda: nl.ETD2RK(0.02)),
+    "exponential, of a mean": (j_flow, lambda: nl.ETD2RK(0.02)),
     "exponential, adaptive": (reacting_flow, lambda: nl.Adaptive(nl.ETD2RK(0.1), 1e-4, 1e-5)),
     "Euler, adaptive": (j_flow, lambda: nl.Adaptive(nl.ExplicitEuler(0.1), 1e-2, 1e-2)),
     "semi-implicit": (j_flow, lambda: nl.SemiImplicit(0.02)),
@@ -352,6 +353,7 @@ def test_numbers_that_wait_are_formed_once() -> None:
 RECORDED = {
     "Euler": (j_flow, nl.ExplicitEuler(0.1)),
     "reaction": (reacting_flow, nl.ETD2RK(0.1)),
+    "mean": (j_flow, nl.ETD2RK(0.1)),
     "heads": (attention_flow, nl.ExplicitEuler(0.1)),
     "semi-implicit": (j_flow, nl.SemiImplicit(0.1)),
     "layers": (j_flow, nl.AttentionStep()),
@@ -376,6 +378,43 @@ def test_a_recorded_step_has_the_bits_of_the_step(where: str, name: str) -> None
     assert found.stats["steps"] == plain.stats["steps"]
     assert found.stats["applications"] == plain.stats["applications"]
     assert found.stats["order"] == plain.stats["order"]
+
+
+class Rounding(FixedStep):
+    """A step whose change has a mean of 1e30 once the signal is small."""
+
+    order = 1.0
+
+    def stability_limit(self, flow: Any) -> float:
+        return np.inf
+
+    def step(self, flow: Any, u: Any, dt: float) -> Any:
+        return u + flow.kept_mean(u, dt * flow.velocity(u) + 1e30 * (u.abs().max() < 0.5))
+
+
+@pytest.mark.parametrize("where", ["cpu", "cuda"])
+@pytest.mark.parametrize("wrapped", [lambda method: method, Replayed, nl.Adaptive])
+def test_steps_whose_rounding_moves_a_conserved_mean_are_told(wrapped: Any, where: str) -> None:
+    x = drawn(N, 4, dtype=torch.float64) / 4
+    with pretended.gpu():
+        there = pretended.put(x) if where == "cuda" else x
+        flow = j_flow(there)
+        with pretended.counting() as counts:
+            found = nl.solve(flow, there, t=3.0, integrator=wrapped(Rounding(0.05)))
+    assert found.status is Status.STEP_FAILED
+    assert "rounding of du/dt times the step moves the mean by 1e+30, of a signal of size 0." in found.message
+    assert found.message.startswith("the step fell") == (wrapped is nl.Adaptive)
+    assert bool(torch.isfinite(pretended.take(found.u)).all())
+    assert found.t[-1] < 2.9  # not by the last step alone, which is not a recorded one
+    assert wrapped is nl.Adaptive or counts.synchronizations <= 4, str(counts)
+
+
+def test_a_conserved_mean_that_rounding_moves_is_told_of_steps_with_derivatives() -> None:
+    x = drawn(N, 4, dtype=torch.float64) / 4
+    flow = j_flow(x.requires_grad_())
+    assert bool(torch.isfinite(derivatives.run(flow, x, Rounding(0.05), 3)).all())
+    with pytest.raises(NumericalError, match="though the flow conserves it"):
+        derivatives.run(flow, x, Rounding(0.05), 60)
 
 
 def test_a_recorded_step_keeps_the_contract_of_its_method() -> None:

@@ -19,7 +19,8 @@ except ModuleNotFoundError as error:
         raise
     raise not_installed(__name__, "torch", "torch") from error
 
-from nlflow._array import kept_like, over_channels
+from nlflow._array import kept_like, over_channels, told_of
+from nlflow._looks import Doubt, doubting
 from nlflow.errors import InputError, NumericalError, check_integer, check_number, kind_of
 from nlflow.flows.flow import as_flow
 from nlflow.flows.gradient import AttentionFlow, GradientFlow
@@ -103,6 +104,8 @@ def run(flow: LinearFlow, u: Tensor, integrator: Integrator, steps: int) -> Tens
     ------
     InputError
         For other integrators, noise, and terms that depend on time; `StabilityError` for a step that is too long.
+    NumericalError
+        When rounding moves a mean that the flow conserves.
     """
     as_flow(flow)
     u = flow.held(_tensor("u", flow.affinity.check_signal("u", u)))
@@ -141,11 +144,16 @@ def run(flow: LinearFlow, u: Tensor, integrator: Integrator, steps: int) -> Tens
             v = checkpoint(step, v, now, use_reentrant=False)
         return v
 
-    if flow.evolving and not follows:  # what the kernel is taken from has to stay
-        return several(u, 0, steps)
-    segment = max(1, math.isqrt(steps))
-    for first in range(0, steps, segment):
-        u = checkpoint(several, u, first, min(segment, steps - first), use_reentrant=False)
+    doubts: list[Doubt] = []
+    with doubting(doubts):
+        if flow.evolving and not follows:  # what the kernel is taken from has to stay
+            u = several(u, 0, steps)
+        else:
+            segment = max(1, math.isqrt(steps))
+            for first in range(0, steps, segment):
+                u = checkpoint(several, u, first, min(segment, steps - first), use_reentrant=False)
+    if reason := told_of(doubts):
+        raise NumericalError(reason)
     return u
 
 

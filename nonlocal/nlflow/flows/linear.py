@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from functools import partial
 from typing import Any, Self
 
 import numpy as np
@@ -15,11 +16,11 @@ from nlflow._array import (
     constant_like,
     is_numpy,
     namespace,
-    numbers,
     over_channels,
-    recorded,
+    scalar,
     underflowing,
 )
+from nlflow._looks import doubt
 from nlflow.affinities import Affinity
 from nlflow.errors import InputError, NumericalError
 from nlflow.flows.flow import Flow
@@ -33,6 +34,20 @@ from nlflow.functionals.fidelity import Fidelity, NodeFidelity
 from nlflow.functionals.metrics import ConservedMetric, Metric
 
 _LOST = 1e-3  # of the size of a signal: what a step may lose to the rounding of a mean that it does not have
+
+
+def _is_lost(eps: float, moved: Any, size: Any) -> Any:
+    return moved * eps > _LOST * size
+
+
+def _rounded(eps: float, moved: float, size: float) -> str | None:
+    """Return what to say of a step whose mean is moved by rounding, where that loses too much of the rest."""
+    if not _is_lost(eps, moved, size):
+        return None
+    return (
+        f"rounding of du/dt times the step moves the mean by {moved:.3g}, of a signal of size {size:.3g}, though the "
+        "flow conserves it; use a smaller dt, or Exponential()"
+    )
 
 
 @underflowing
@@ -229,20 +244,26 @@ class LinearFlow(Flow):
         return u + self.kept_mean(u, v - u)
 
     def kept_mean(self, u: Array, change: Array) -> Array:
-        """Return a change of `u` without the mean that rounding gives it, where the mean is conserved."""
+        """Return a change of `u` without the mean that rounding gives it, where the mean is conserved.
+
+        Where that loses too much of the rest it raises `NumericalError`; of tensors it is NaN, and leaves a `doubt`.
+        """
         if not self.conserves_mean:
             return change
         kept, xp = self.without_mean(change), namespace(u)
-        if recorded.get():
-            return kept
+        before, given, rest = (one if is_numpy(one) else one.detach() for one in (u, change, kept))
         with np.errstate(over="ignore", invalid="ignore"):
-            moved, size = numbers(xp.max(xp.abs(change - kept)), xp.max(xp.maximum(xp.abs(u), xp.abs(kept))))
-        if moved * float(xp.finfo(u.dtype).eps) > _LOST * size:
-            raise NumericalError(
-                f"rounding of du/dt times the step moves the mean by {moved:.3g}, of a signal of size {size:.3g}, "
-                "though the flow conserves it; use a smaller dt, or Exponential()"
-            )
-        return kept
+            moved, size = xp.max(xp.abs(given - rest)), xp.max(xp.maximum(xp.abs(before), xp.abs(rest)))
+        eps = float(xp.finfo(u.dtype).eps)
+        if is_numpy(u):
+            if reason := _rounded(eps, scalar(moved), scalar(size)):
+                raise NumericalError(reason)
+            return kept
+        # A device is not asked: the step is not finite then, and who finds that asks why.
+        nan = xp.full_like(moved, math.nan)
+        moved, size = (xp.astype(one, xp.float64) for one in (moved, size))
+        doubt(partial(_rounded, eps), moved, size)
+        return xp.where(_is_lost(eps, moved, size), nan, kept)
 
     def metric_at(self, u: Array) -> Self:
         """Return the flow with its mobility at `u`."""

@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nlflow._array import Array, Pending, check_untracked, fetch, is_numpy, namespace
+from nlflow._array import Array, Pending, check_untracked, fetch, is_numpy, namespace, told_of
+from nlflow._looks import Doubt, doubting
 from nlflow.backends.machine import provenance
 from nlflow.backends.numba import loading
 from nlflow.errors import FileFormatError, InputError, NumericalError, StabilityError, warn_caller
@@ -84,6 +85,7 @@ class Loop:
         self._descent = Descent(flow, integrator)
         self._limit: float | None = None
         self._open: list[_Look] = []
+        self._doubts: list[Doubt] = []  # of the steps after it was last known that all are finite
         self._sound = _Look(flow, self.state)  # the last that is known to be finite
 
     def run(self, resume: str | os.PathLike[str] | bool | None) -> Solution[Any]:
@@ -100,7 +102,7 @@ class Loop:
             words = f"interrupted at t={self.state.t:.6g}; what was reached is returned"
             status, message = self._ended() or (Status.INTERRUPTED, words)
         except (StepFailureError, StabilityError, NumericalError) as failure:
-            status, message = self._ended() or (Status.STEP_FAILED, str(failure))
+            status, message = self._ended() or (Status.STEP_FAILED, told_of(self._doubts) or str(failure))
         finally:
             with ExitStack() as stack:  # all of them finish, also when one fails; the last that is named here is first
                 last = [watcher for watcher in self.watchers if isinstance(watcher, Checkpoint)]
@@ -194,15 +196,17 @@ class Loop:
                 memory[PIECES] = []
             target = _landing(self._own_times, now.t, float(ahead[0 if self._pieces is None else -1]))
             # What overflows is found below, and told.
-            with self.flow.telling(self._during), np.errstate(over="ignore", invalid="ignore"):
+            with self.flow.telling(self._during), doubting(self._doubts), np.errstate(over="ignore", invalid="ignore"):
                 u, t = self.integrator.advance(self.flow, now.u, now.t, target, memory)
                 u = self.flow.when(t).held(u)
                 check_untracked("a term of the flow", getattr(u, "requires_grad", False), self.flow.differentiated)
                 u, t, memory, events = self._until_event(u, t, memory)
             waits, told = self._waits(t), memory.pop(FINITE, None)
             seen = self._seen(u, t, told) if waits or t in self.times else None
-            if waits and (failed := self._settled()):
-                return failed
+            if waits:
+                if failed := self._settled():
+                    return failed
+                self._doubts.clear()
             applications = now.applications + self.flow.applications - before
             kernel_signal = now.kernel_signal
             if self.flow.evolving and (now.steps + 1) % self.flow.every == 0:
@@ -319,6 +323,9 @@ class Loop:
         looks, self._open = self._open, []
         for look in looks:
             if look.finite is not None and not float(look.finite):
+                if reason := told_of(self._doubts):
+                    self._go_back(self._sound)
+                    return Status.STEP_FAILED, reason
                 return Status.DIVERGED, self._overflowed(look.state)
             if look.finite is not None:
                 self._sound = look

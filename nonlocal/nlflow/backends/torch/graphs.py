@@ -12,6 +12,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from nlflow._array import recorded
+from nlflow._looks import Doubt, doubt, doubting
 from nlflow.errors import InputError
 
 _WARM = 2  # calls before the recording, in which libraries find their plans and what is kept is formed
@@ -77,6 +78,7 @@ class Replay:
     def __init__(self, function: Callable[[Tensor], Tensor], like: Tensor, name: str) -> None:
         self._function, self._name = function, name
         self._input = like.detach().clone()
+        self._doubts: list[Doubt] = []  # of the recording
         on_gpu = like.is_cuda
         if on_gpu and torch.cuda.is_current_stream_capturing():
             raise InputError(
@@ -84,7 +86,7 @@ class Replay:
                 "one of the two recordings out"
             )
         try:
-            with torch.no_grad(), _recorded():
+            with torch.no_grad(), _recorded(), doubting([]):
                 if on_gpu:
                     function(self._input)  # what is kept on the device is sent there
                 with _Unasked(), _Unlisted():  # type: ignore[no-untyped-call]
@@ -115,7 +117,7 @@ class Replay:
                     self._function(self._input)
             torch.cuda.current_stream(device).wait_stream(beside)
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
+            with torch.cuda.graph(graph), doubting(self._doubts):
                 self._output = self._function(self._input)
         return graph
 
@@ -131,6 +133,8 @@ class Replay:
             kept.copy_(u)
             if self._graph is not None:
                 self._graph.replay()
+                for one in self._doubts:
+                    doubt(one.tell, *(part.clone() for part in one.parts))
             else:
                 self._output = self._function(kept)
             return self._output.clone()

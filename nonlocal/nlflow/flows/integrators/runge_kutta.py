@@ -9,7 +9,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from nlflow._array import Array, is_numpy, namespace, numbers, plus, scalar, underflowing
+from nlflow._array import Array, is_numpy, namespace, numbers, plus, scalar, told_of, underflowing
+from nlflow._looks import Doubt, doubting
 from nlflow.errors import InputError, NumericalError, StabilityError, check_flag, check_number, kind_of
 from nlflow.flows.flow import Flow
 from nlflow.flows.integrators.base import Around, Integrator, StepFailureError, explicit_limit
@@ -404,8 +405,12 @@ class Adaptive(Around):
         while True:
             clipped = remaining if remaining <= h * (1 + 1e-9) else h
             self._tolerances.check_step(h, t, target, failure)
+            doubts: list[Doubt] = []
             try:
-                after, error = self._try(flow, u, t, clipped)
+                with doubting(doubts):
+                    after, error = self._try(flow, u, t, clipped)
+                if not math.isfinite(error):
+                    failure = told_of(doubts) or failure
             except (TermError, TermInputError):
                 raise
             except (InputError, NumericalError, StepFailureError) as refusal:
