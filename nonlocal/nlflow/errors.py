@@ -5,23 +5,22 @@ from __future__ import annotations
 import inspect
 import math
 import os
-import re
-import shlex
 import sys
-import unicodedata
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
 from functools import wraps
-from itertools import islice
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from nlflow._looks import assure, is_tensor
+from nlflow._words import all_digits, command, format_bytes, install_command, quoted, shortened, shown, visible
+from nlflow._words import kind_of as kind_of
+from nlflow._words import listed as listed
 
 __all__ = [
     "FileFormatError", "InputError", "KeywordError", "MemoryLimitError", "MissingPackageError", "NlflowError",
@@ -34,7 +33,6 @@ __all__ = [
 Item = TypeVar("Item", bound=Callable[..., Any])
 
 _NAME = 255  # bytes: the longest name of a file
-_IGNORED = re.compile("[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]")
 _FIDELITY = ("fidelity",)
 _WIDTH = ("width", "gamma = 1 / (2 width^2)")
 _NAMED_ELSEWHERE: dict[str, tuple[str, ...]] = {
@@ -56,41 +54,6 @@ _NAMED_ELSEWHERE: dict[str, tuple[str, ...]] = {
     "multichannel": ("channel_axis=-1",),  # of earlier versions of scikit-image
 }
 """What others call an argument, and its names here, each with what to pass where that is not the same number."""
-
-
-def visible(text: str, keep: str = "") -> str:
-    r"""Return a text with escapes such as ``\x1b`` for characters that are not seen, except those of `keep`."""
-    return "".join(one if one in keep or _is_seen(one) else one.encode("unicode_escape").decode() for one in text)
-
-
-def _is_seen(letter: str) -> bool:
-    return (letter.isprintable() and not _IGNORED.match(letter)) or unicodedata.category(letter) == "Zs"
-
-
-def quoted(word: object) -> str:
-    """Quote a word for POSIX shells, in one line, with escapes for characters that are not seen.
-
-    A word that ends with a newline needs bash, ksh or zsh. A path that begins with a dash gets ``./`` in front.
-    """
-    text = str(word)
-    text = f"./{text}" if isinstance(word, PurePath) and text.startswith("-") else text
-    if all(map(_is_seen, text)):
-        return shlex.quote(text)
-    form = "".join(one if _is_seen(one) and one not in "-%'\\" else _bytes_of(one) for one in text)
-    # $(...) takes newlines from the end; not all shells know the other form, which keeps them.
-    return f"$'{form}'" if text.endswith("\n") else f"\"$(printf '{form}')\""
-
-
-def _bytes_of(letter: str) -> str:
-    try:
-        found = os.fsencode(letter)
-    except UnicodeEncodeError:  # half of a pair, which names inside files may hold, and no name of a file
-        found = letter.encode("utf-8", "surrogatepass")
-    return "".join(f"\\{byte:03o}" for byte in found)
-
-
-def command(*words: object) -> str:
-    return " ".join(map(quoted, words))
 
 
 class NlflowError(Exception):
@@ -154,29 +117,6 @@ def warn_caller(message: str | Warning, kind: type[Warning] = NlflowWarning) -> 
     warnings.warn(message, kind, stacklevel=level)  # noqa: TID251 - the one home
 
 
-def shortened(value: object, most: int = 160) -> str:
-    text = visible(" ".join(str(value).split())) or type(value).__name__
-    return text if len(text) <= most else text[: most - 3] + "..."
-
-
-def listed(values: Iterable[object], most: int = 5, form: str = "") -> str:
-    shown = [f"{value:{form}}" for value in islice(values, most + 1)]
-    return ", ".join(shown[:most]) + ", ..." * (len(shown) > most)
-
-
-def all_digits(value: float) -> str:
-    return repr(float(value)).removesuffix(".0")
-
-
-def _shown(value: object) -> str:
-    return shortened(repr(value), 60)
-
-
-def kind_of(value: object) -> str:
-    """Return the name of the type of a value; of a class, given where an instance is expected, its own."""
-    return f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__
-
-
 def is_number(value: object) -> bool:
     """Tell whether a value is meant as one number, or, where it has entries, as an array."""
     return not isinstance(value, list | tuple) and tuple(getattr(value, "shape", ())) == ()
@@ -185,11 +125,6 @@ def is_number(value: object) -> bool:
 def is_function(value: object) -> bool:
     """Tell whether a value can be called; a class is none, as it makes something of what it is called with."""
     return callable(value) and not isinstance(value, type)
-
-
-def install_command(extra: str) -> str:
-    """Return the command that installs what an extra needs for this Python."""
-    return command(sys.executable or "python", "-m", "pip", "install", f"nlflow[{extra}]")
 
 
 def not_installed(what: str, package: str, extra: str, otherwise: str = "") -> MissingPackageError:
@@ -270,21 +205,21 @@ def check_number(
     named = str(getattr(value, "dtype", ""))
     wrong = isinstance(value, bool | str | bytes | complex) or value is None or value is np.ma.masked
     if wrong or "bool" in named or "complex" in named or getattr(value, "ndim", 0) > 0:
-        raise InputError(f"{name}: got {_shown(value)}, {expected}{tail}")
+        raise InputError(f"{name}: got {shown(value)}, {expected}{tail}")
     try:
         number = float(value)
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
-        raise InputError(f"{name}: got {_shown(value)}, {expected}{tail}") from error
+        raise InputError(f"{name}: got {shown(value)}, {expected}{tail}") from error
     inside = minimum < number or (number == minimum and not strict)
     if not inside or (finite and math.isinf(number)) or (below < math.inf and number >= below):
-        raise InputError(f"{name}: got {_shown(value)}, {expected}{tail}")
+        raise InputError(f"{name}: got {shown(value)}, {expected}{tail}")
     return number
 
 
 def check_seed(name: str, value: Any) -> int:
     seed = check_integer(name, value)
     if seed < 0:
-        raise InputError(f"{name}: got {_shown(value)}, expected an integer >= 0")
+        raise InputError(f"{name}: got {shown(value)}, expected an integer >= 0")
     return seed
 
 
@@ -300,10 +235,10 @@ def check_integer(
     except (AttributeError, TypeError):
         number = None
     if number is None or (minimum is not None and number < minimum) or (odd and number % 2 == 0):
-        raise InputError(f"{name}: got {_shown(value)}, {words}{tail}")
+        raise InputError(f"{name}: got {shown(value)}, {words}{tail}")
     if minimum is not None and number >= below:
         most = "2^63 - 1" if below == sys.maxsize else below
-        raise InputError(f"{name}: got {_shown(value)}, {words} that is below {most}{tail}")
+        raise InputError(f"{name}: got {shown(value)}, {words} that is below {most}{tail}")
     return int(number)
 
 
@@ -320,7 +255,7 @@ def check_range(name: str, given: Any, *, hint: str = "") -> tuple[float, float]
 
 def check_choice(name: str, value: Any, choices: tuple[str, ...]) -> str:
     if not isinstance(value, str) or value not in choices:
-        raise InputError(f"{name}: got {_shown(value)}, expected one of {', '.join(map(repr, choices))}")
+        raise InputError(f"{name}: got {shown(value)}, expected one of {', '.join(map(repr, choices))}")
     return value
 
 
@@ -328,11 +263,11 @@ def check_generator(rng: Any) -> np.random.Generator:
     check_detached("rng", rng)
     expected = "expected a seed >= 0 or a numpy.random.Generator"
     if isinstance(rng, bool | np.bool_ | np.matrix):  # of which the first pass for 0 and 1, and the last never ends
-        raise InputError(f"rng: got {_shown(rng)}, {expected}")
+        raise InputError(f"rng: got {shown(rng)}, {expected}")
     try:
         return np.random.default_rng(rng)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise InputError(f"rng: got {_shown(rng)}, {expected} ({shortened(error)})") from error
+        raise InputError(f"rng: got {shown(rng)}, {expected} ({shortened(error)})") from error
 
 
 def as_numpy(
@@ -345,7 +280,7 @@ def as_numpy(
     except (TypeError, ValueError, RuntimeError) as error:
         uneven = isinstance(error, ValueError) and isinstance(value, list | tuple)
         why = f"; the {type(value).__name__} has parts of uneven lengths" if uneven else ""
-        raise InputError(f"{name}: got {_shown(value)}, {expected}{why}") from error
+        raise InputError(f"{name}: got {shown(value)}, {expected}{why}") from error
 
 
 def check_array(
@@ -359,7 +294,7 @@ def check_array(
     otherwise = f", or {missing}" if missing else ""
     if isinstance(value, os.PathLike) or (isinstance(value, str) and Path(value).suffix):
         raise InputError(
-            f"{name}: got the name of a file, {_shown(value)}, expected a real numeric array; read the file first, for "
+            f"{name}: got the name of a file, {shown(value)}, expected a real numeric array; read the file first, for "
             "instance with skimage.io.imread, or use the command nonlocal"
         )
     if value is None or isinstance(value, bool | np.bool_):
@@ -491,15 +426,6 @@ def _first(wrong: Any) -> str:
     return f" (the first at index {tuple(int(i) for i in np.unravel_index(number, tuple(wrong.shape)))})"
 
 
-def format_bytes(count: float) -> str:
-    count = min(count, sys.float_info.max)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if count < 1024:
-            return f"{count:.4g} {unit}"
-        count /= 1024
-    return f"{count:.4g} TiB"
-
-
 def memory_limit() -> int:
     """Return the default limit of one affinity in bytes: half of the memory, or ``NLFLOW_MEMORY_LIMIT`` (bytes)."""
     given = os.environ.get("NLFLOW_MEMORY_LIMIT")
@@ -573,13 +499,13 @@ def remedied(name: str, remedy: str) -> Iterator[None]:
 
 def check_flag(name: str, value: Any) -> bool:
     if not isinstance(value, bool | np.bool_):
-        raise InputError(f"{name}: got {_shown(value)}, expected True or False")
+        raise InputError(f"{name}: got {shown(value)}, expected True or False")
     return bool(value)
 
 
 def check_text(name: str, value: Any) -> str:
     if not isinstance(value, str):
-        raise InputError(f"{name}: got {_shown(value)}, expected text")
+        raise InputError(f"{name}: got {shown(value)}, expected text")
     return value
 
 
@@ -590,7 +516,7 @@ def check_path(name: str, value: Any) -> Path:
     except UnicodeEncodeError:  # half of a pair of letters
         fits = False
     if not isinstance(path, str) or not fits or "\0" in path:
-        raise InputError(f"{name}: got {_shown(value)}, expected the path of a file; give a str or a pathlib.Path")
+        raise InputError(f"{name}: got {shown(value)}, expected the path of a file; give a str or a pathlib.Path")
     return Path(path)
 
 
