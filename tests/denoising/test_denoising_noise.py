@@ -426,6 +426,25 @@ def test_a_sigma_beside_an_open_model_is_its_strength() -> None:
         denoise(magnitudes, 5.0, noise=Rician(4.0), quality="pixels")
 
 
+def test_what_a_mixture_leaves_open_is_found_part_by_part() -> None:
+    noisy = Mixture([Impulses(0.05, 0, 255), Rician(10.0)]).sample(np.pad(np.full((40, 40), 100.0), 30), rng=0)
+    noise = Mixture([Impulses(), Rician()])
+    known = noise.completed(noisy[..., None])
+    density, sigma = known.parts[0].density, known.parts[1].sigma
+    assert known == Mixture([Impulses(density, 0.0, 255.0), Rician(sigma)])
+    assert (density, sigma) == (pytest.approx(0.05, abs=0.01), pytest.approx(10, rel=0.03))
+    assert np.array_equal(known.reduce(noisy[..., None]).samples, noise.reduce(noisy[..., None]).samples)
+    result, info = denoise(noisy, noise=noise, strength=1.3, quality="pixels", return_info=True)
+    assert info.noise == known.scaled(1.3).describe()
+    assert np.array_equal(result, denoise(noisy, noise=known.scaled(1.3), quality="pixels"))
+    given = Mixture([Impulses(), Rician(9.0)])
+    assert np.array_equal(
+        denoise(noisy, 9.0, noise=noise, quality="pixels"), denoise(noisy, noise=given, quality="pixels")
+    )
+    with pytest.raises(InputError, match="sigma: got a value"):
+        denoise(noisy, 9.0, noise=given, quality="pixels")
+
+
 def test_a_sigma_of_other_units_is_told() -> None:
     """Grey levels for samples from 0 to 1, of which nothing is left, and the other way round."""
     image = noisy(0.3 * waves(32, 33), 0.02)

@@ -89,6 +89,13 @@ def test_missing_samples_do_not_matter():
         left = (found.samples[:, 0] - clean)[~missing]
         assert np.std(left) < 0.06
         assert np.array_equal(found.missing, missing)
+        known = Hum([0.13]).completed(noisy[:, None], missing)
+        assert (*known.amplitudes, *known.phases) == pytest.approx((1, 2), abs=0.1)
+        assert np.array_equal(known.reduce(noisy[:, None], missing).samples, found.samples)
+
+
+def test_channels_have_each_a_hum_that_one_model_does_not_hold():
+    assert Hum([0.1]).completed(np.random.default_rng(0).normal(size=(99, 2))) == Hum([0.1])
 
 
 def test_what_is_written_down_can_be_read_back():

@@ -459,6 +459,23 @@ class Mixture(Noise):
             result = _after(result, part.reduce(result.samples, result.missing), part)
         return result
 
+    def with_sigma(self, sigma: Any) -> tuple[Self, Any]:
+        parts = []
+        for one in self.parts:
+            part, sigma = one.with_sigma(sigma)
+            parts.append(part)
+        return replace(self, parts=parts), sigma
+
+    def completed(self, samples: Array, missing: NDArray[np.bool_] | None = None) -> Self:
+        """Find each part from what the parts before it leave."""
+        parts, left = list(self.parts), Reduction(samples, missing=missing)
+        asked = [n for n, part in enumerate(parts) if type(part).completed is not Noise.completed]
+        for n, part in enumerate(parts[: max(asked, default=-1) + 1]):
+            parts[n] = part.completed(left.samples, left.missing)
+            if n < asked[-1]:
+                left = parts[n].reduce(left.samples, left.missing)
+        return replace(self, parts=parts)
+
     def of_channels(self, which: NDArray[np.bool_]) -> Self:
         return replace(self, parts=[part.of_channels(which) for part in self.parts])
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -164,6 +164,14 @@ class Hum(Subtracted):
         if self.phases is not None:
             return self.wave(len(samples))[:, None]
         return np.stack([self.fitted(channel, missing).wave(len(samples)) for channel in samples.T], axis=1)
+
+    def completed(self, samples: Array, missing: NDArray[np.bool_] | None = None) -> Self:
+        """Fit the hum of a single channel; several have each another, and it stays open."""
+        self._check(samples)
+        if self.phases is not None or samples.shape[1] > 1:
+            return self
+        found = self.fitted(samples[:, 0].astype(np.float64), missing)
+        return replace(self, amplitudes=found.amplitudes, phases=found.phases)
 
     def fitted(self, samples: Array, missing: NDArray[np.bool_] | None = None) -> Hum:
         """Return the hum of these frequencies that lies on a recording (N,)."""
