@@ -94,6 +94,63 @@ def test_branches_are_changed_by_their_formulas(family: str) -> None:
         torch.testing.assert_close(found[rows], y[rows], **DOUBLE)
 
 
+def _windowed(kind: str, base: str) -> Any:
+    """Return a model whose last layer sees two tokens far."""
+    shape: dict[str, Any] = {
+        "hidden_size": WIDTH, "num_hidden_layers": 2, "num_attention_heads": HEADS, "intermediate_size": 40,
+        "vocab_size": 61, "pad_token_id": 0, "initializer_range": 0.3,
+    }  # fmt: skip
+    if kind == "ModernBert":
+        shape |= {"local_attention": 4}
+    else:
+        shape |= {"num_key_value_heads": 2, "head_dim": WIDTH // HEADS, "sliding_window": 3}
+    if kind != "Mistral":
+        shape |= {"layer_types": ["full_attention", "sliding_attention"]}
+    torch.manual_seed(0)
+    model = getattr(transformers, f"{kind}Model")(getattr(transformers, f"{kind}Config")(**shape)).eval()
+    model.set_attn_implementation(base)
+    return model
+
+
+@pytest.mark.parametrize("name", ["feat-scale", "centring", "attn-scale", "similarity-removal"])
+@pytest.mark.parametrize(
+    ("kind", "base"), [("Mistral", "eager"), ("Mistral", "sdpa"), ("Gemma2", "eager"), ("ModernBert", "sdpa")]
+)
+def test_means_are_over_the_windows_that_attention_sees(kind: str, base: str, name: str) -> None:
+    """What the last layer gets or gives, before and after a cure of it, of a text and of one with padding."""
+    model, given = _windowed(kind, base), inputs("bert")
+    block, seen = blocks(model)[-1], []
+    if block.projection is None and name in ("centring", "attn-scale"):
+        return  # which is refused
+
+    def look() -> Any:
+        if name == "similarity-removal":
+            return block.layer.register_forward_pre_hook(lambda m, args: seen.append(args[0]))
+        place = block.projection or block.module
+        return place.register_forward_hook(lambda m, args, y: seen.append(y[0] if isinstance(y, tuple) else y))
+
+    block.module.register_forward_pre_hook(
+        lambda m, args, kw: seen.append((args or [*kw.values()])[0]), with_kwargs=True
+    )
+    look()
+    attach(model, fidelity=0, cures={name: [0, 0.5]})
+    look()
+    seen.clear()
+    output(model, given)
+    before, after, tokens = seen if name == "similarity-removal" else [*seen[1:], seen[0]]
+    there, i = given["attention_mask"].bool(), torch.arange(before.shape[1])
+    far = i[:, None] - i
+    weights = there[:, None] & ((far.abs() <= 2) if kind == "ModernBert" else (far >= 0) & (far <= 2))
+    mean = weights.float() / weights.sum(-1, keepdim=True).clamp_min(1)
+    if name in ("feat-scale", "similarity-removal"):
+        wanted = before + 0.5 * before * (name == "feat-scale") - 0.5 * mean @ before
+    else:
+        values = (mean @ block.module.v_proj(tokens)).unflatten(-1, (-1, WIDTH // HEADS))  # type: ignore[operator]
+        uniform = values.repeat_interleave(2, dim=-2).flatten(-2) @ block.projection.weight.T  # type: ignore[union-attr,operator]
+        wanted = before + 0.5 * before * (name == "attn-scale") - 0.5 * uniform
+    torch.testing.assert_close(after[there], wanted[there], rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("family", MODELS)
 @pytest.mark.parametrize("base", ["eager", "sdpa"])
 def test_a_temperature_is_that_of_the_logits(family: str, base: str) -> None:
@@ -423,25 +480,41 @@ def test_cures_that_are_refused() -> None:
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
-@pytest.mark.parametrize("name", ["centring", "feat-scale", "attn-scale"])
-def test_means_of_tokens_are_not_recomputed_without_their_padding(name: str, reentrant: bool) -> None:
+@pytest.mark.parametrize("name", ["centring", "feat-scale", "attn-scale", "similarity-removal"])
+def test_means_of_tokens_are_recomputed_with_their_padding(name: str, reentrant: bool) -> None:
     given = inputs("bert")
     model = attach(build("bert"), fidelity=0, cures={name: CURES[name].values[0]}).train()
     for module in model.modules():
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.0
-    padding = torch.ones_like(given["input_ids"])
-    direction = torch.randn(*padding.shape, WIDTH, generator=torch.Generator().manual_seed(0))
+    direction = torch.randn(*given["input_ids"].shape, WIDTH, generator=torch.Generator().manual_seed(0))
     found = []
     for again in (False, True):
         if again:
             checkpointed(model, use_reentrant=reentrant)
         model.zero_grad()
-        (output(model, {**given, "attention_mask": padding}) * direction).sum().backward()
+        (output(model, given) * direction).sum().backward()
         found.append(model.embeddings.word_embeddings.weight.grad.clone())
     torch.testing.assert_close(found[1], found[0])
-    padding[:, -2:] = 0
-    loss = (output(model, {**given, "attention_mask": padding}) * direction).sum()
+
+
+class Again(torch.nn.Module):  # type: ignore[misc]
+    """A stack that computes its layers again for derivatives, and whose padding no call of a layer shows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = torch.nn.ModuleList(Residual(Summing(True)) for _ in range(2))
+
+    def forward(self, x: Any, attention_mask: Any) -> Any:
+        for layer in self.layers:
+            x = torch.utils.checkpoint.checkpoint(layer, x, use_reentrant=False)
+        return x
+
+
+def test_means_of_tokens_are_not_recomputed_without_their_padding() -> None:
+    model, x = Again().eval(), torch.randn(1, 5, WIDTH)
+    attach(model, fidelity=0, cures={"feat-scale": 0.5})
+    loss = model(x, torch.tensor([[1, 1, 1, 0, 0]])).sum()
     with pytest.raises(InputError, match="gradient checkpointing"):
         loss.backward()
 

@@ -118,6 +118,8 @@ def test_means_of_visible_tokens() -> None:
     np.testing.assert_allclose(some[0, 0], a[0, :4].mean(0), rtol=1e-13)
     np.testing.assert_allclose(some[1, 0], a[1].mean(0), rtol=1e-13)
     assert averages.uniform_average(x, N, torch.zeros(N, N, dtype=torch.bool)).abs().max() == 0
+    x[0, 4:] = torch.nan  # which nobody sees
+    assert torch.equal(averages.uniform_average(x, N, mask), some)
     for hides in (-torch.inf, torch.finfo(torch.float64).min, -1e4):  # as models add it
         added = torch.zeros(mask.shape).double().masked_fill(~mask, hides)
         assert torch.equal(averages.uniform_average(x, N, added), some)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,9 +12,9 @@ from torch.overrides import TorchFunctionMode
 
 from nlflow.attention.injection.blocks import INTERFACE, SUMS, TORCH, Adapter, Block, heads_of, later, width
 from nlflow.attention.injection.forward import TEMPERATURE, TERMS
-from nlflow.attention.injection.inputs import without_wrapper
+from nlflow.attention.injection.visible import Present, visible
 from nlflow.attention.injection.weights import Layout, Product, product_of
-from nlflow.attention.terms.averages import causal_mask, seen, uniform_average
+from nlflow.attention.terms.averages import causal_mask, uniform_average
 from nlflow.attention.terms.neutreno import removed_similarity, scaled_features
 from nlflow.attention.threads import OfThread, held, tracing
 from nlflow.errors import InputError, check_choice, check_number
@@ -62,8 +61,6 @@ class Cure:
 
 _OFF = 1e-6  # of the eigenvalues' size: eigenvectors that are nearly dependent lose more
 _MEANS = ("similarity-removal", "centring", "feat-scale", "attn-scale")  # cures that need a mean over tokens
-_PADDING = ("attention_mask", "key_padding_mask", "src_key_padding_mask", "padding_mask", "mask")  # of tokens
-_MASKS_IN_TORCH = ("key_padding_mask", "attn_mask")
 _PRODUCTS = {"centring", "attn-scale", "sharpening"}  # those that need W_V W_O
 TERMS_OF_V0 = ("semi-implicit", "explicit")
 _INFINITE = float("inf")
@@ -197,105 +194,6 @@ def held_bytes(name: str, found: list[Block], arguments: Mapping[str, Any]) -> t
     return size * squares * (name == "sharpening"), 0
 
 
-# ---- which tokens count
-
-
-class Present:
-    """Tokens without padding."""
-
-    def __init__(self, *, needed: bool) -> None:
-        self.needed = needed
-        self._own: dict[bool, OfThread] = {False: OfThread(), True: OfThread()}
-        self._open = OfThread()
-        self._padded = False  # whether any call had padding
-
-    def hooks(self, model: nn.Module) -> list[Any]:
-        return [
-            model.register_forward_pre_hook(self._begin, with_kwargs=True),
-            model.register_forward_hook(self._end, always_call=True),
-        ]
-
-    def _begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        given = dict(zip(inspect.signature(without_wrapper(module).forward).parameters, args, strict=False))
-        for one in args:
-            given |= dict(one) if isinstance(one, Mapping) else {}
-        given |= kwargs
-        self._open.set(True)
-        for decoder, own in self._own.items():
-            own.set(None)
-            prefix = "decoder_" if decoder else ""
-            for name in _PADDING:
-                one = given.get(f"{prefix}{name}")
-                if not isinstance(one, Tensor):
-                    continue
-                if one.ndim == 2 and not one.is_floating_point():
-                    own.set(~one.bool() if "padding" in name else one.bool())
-                elif self.needed and name == _PADDING[0]:
-                    raise InputError(
-                        f"{prefix}{name}: got {one.dtype} of shape {tuple(one.shape)} for a cure that takes means over "
-                        "tokens, expected whole numbers or truth of shape (batch, tokens), 1 for those that are no "
-                        "padding; take a cure without a mean where masks are between pairs"
-                    )
-
-    def _end(self, *_: Any) -> None:
-        for own in (self._open, *self._own.values()):
-            own.set(None)
-
-    def seen(self, block: Block, tokens: Tensor) -> Tensor | None:
-        """Return which tokens (B, N, D) each may see, (B, N or 1, N)."""
-        several = self._own[True].get() if block.stack == "decoder" else None
-        mask = self._own[False].get() if several is None else several
-        if self._padded and self._open.get() is None and torch._C._current_graph_task_id() != -1:
-            raise InputError(
-                f"cures: got gradient checkpointing, which computes {block.name} again when the padding of its call is "
-                "forgotten, expected a call that keeps its states, for a cure with means over tokens; switch "
-                "checkpointing off, or give sequences without padding"
-            )
-        if mask is None or tuple(mask.shape) != tuple(tokens.shape[:2]):
-            return None
-        if not torch.compiler.is_compiling() and bool(mask.all()):  # a graph asks for no number
-            return None
-        self._padded = True
-        square: Tensor = mask[:, None, :]
-        if block.causal:
-            square = square & causal_mask(mask.shape[1], mask.shape[1], mask.device)
-        return square
-
-
-def _told(call: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *names: str) -> list[Any]:
-    given = {**dict(zip(inspect.signature(call).parameters, args, strict=False)), **kwargs}
-    return [given.get(name) for name in names]
-
-
-def _seen_in_torch(block: Block, tokens: Tensor, padding: Any, pairs: Any) -> Tensor | None:
-    """Return which tokens (B, N, D) each may see, (B, N or 1, N), by the masks of torch; None where all see all.
-
-    Of masks that differ between heads it is that of the first.
-    """
-    items, count = tokens.shape[:2]
-    found = torch.ones(1, 1, count, dtype=torch.bool, device=tokens.device)
-    if padding is not None:
-        found = found & _shown_in_torch(padding).reshape(items, 1, count)
-    if pairs is not None:
-        shown = _shown_in_torch(pairs)
-        found = found & (shown if shown.ndim == 2 else shown.reshape(items, -1, count, count)[:, 0])
-    if block.causal:
-        found = found & causal_mask(count, count, tokens.device)
-    if not torch.compiler.is_compiling() and bool(found.all()):
-        return None
-    return found.expand(items, -1, -1)
-
-
-def _shown_in_torch(mask: Tensor) -> Tensor:
-    return ~mask if mask.dtype == torch.bool else seen(mask)
-
-
-_OF_LAYERS = (
-    (nn.TransformerEncoderLayer, ("src_key_padding_mask", "src_mask")),
-    (nn.TransformerDecoderLayer, ("tgt_key_padding_mask", "tgt_mask")),
-)
-
-
 def _check_past(block: Block, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     if not block.causal:
         return
@@ -337,29 +235,25 @@ class _Removal:
 
     def hooks(self) -> list[Any]:
         block = self.block
-        made = [block.layer.register_forward_pre_hook(self, with_kwargs=True)]
-        if block.kind == TORCH:
-            made.append(block.module.register_forward_pre_hook(self.check, with_kwargs=True))
-        return made
-
-    def seen(self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], tokens: Tensor) -> Tensor | None:
-        for kind, names in _OF_LAYERS:
-            if self.block.kind == TORCH and isinstance(layer, kind):
-                return _seen_in_torch(self.block, tokens, *_told(layer.forward, args, kwargs, *names))
-        return self.present.seen(self.block, tokens)
+        return [
+            block.layer.register_forward_pre_hook(self, with_kwargs=True),
+            block.module.register_forward_pre_hook(self.check, with_kwargs=True),
+        ]
 
     def check(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Refuse a mean over other tokens than attention itself sees."""
         used = self.used.take()
         if torch.compiler.is_compiling() or tracing() or not used:
             return
-        _, tokens = _tokens(self.block, args, kwargs)
-        own = _seen_in_torch(self.block, tokens, *_told(module.forward, args, kwargs, *_MASKS_IN_TORCH))
-        (before,), every = used, tokens.new_ones(1, 1, 1, dtype=torch.bool)
-        if before is None and self.block.causal:
-            before = causal_mask(tokens.shape[1], tokens.shape[1], tokens.device)
+        (shape, before), (_, tokens) = used, _tokens(self.block, args, kwargs)
+        if tokens.shape[:2] != shape:
+            return  # windows
+        own = visible(self.block, self.present, module, args, kwargs, tokens)
+        every = tokens.new_ones(1, 1, 1, dtype=torch.bool)
+        if self.block.causal:
+            every = causal_mask(tokens.shape[1], tokens.shape[1], tokens.device)
         one, other = (every if each is None else each for each in (before, own))
-        if bool((one != other).any()):
+        if bool(((one != other) & one.any(-1, keepdim=True)).any()):  # padding may see nothing
             raise InputError(
                 f"cures['similarity-removal']: got a mask in {self.block.name} that is not seen in the call of its "
                 "layer, expected means over the tokens that attention sees; expected adapter=Adapter("
@@ -369,8 +263,8 @@ class _Removal:
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         given, tokens = _tokens(self.block, args, kwargs)
         _check_past(self.block, args, kwargs)
-        seen = self.seen(module, args, kwargs, tokens)
-        self.used.set((seen,))
+        seen = visible(self.block, self.present, module, args, kwargs, tokens)
+        self.used.set((tokens.shape[:2], seen))
         changed = removed_similarity(tokens, self.strength, seen, causal=self.block.causal)
         changed = changed.transpose(0, 1) if self.block.tokens_first else changed
         return (
@@ -521,15 +415,12 @@ class _Branch:
             return
         _check_past(self.block, args, kwargs)
         _, tokens = _tokens(self.block, args, kwargs)
-        if self.block.kind == TORCH:
-            self.visible.set(_seen_in_torch(self.block, tokens, *_told(module.forward, args, kwargs, *_MASKS_IN_TORCH)))
+        self.visible.set(visible(self.block, self.present, module, args, kwargs, tokens))
         self.mean.set(self._mean(tokens))
 
     def _mean(self, tokens: Tensor) -> Tensor:
         """Return the mean of the tokens (B, N, D) that each of them may see, (B, N or 1, D)."""
-        told = self.block.kind == TORCH
-        visible = self.visible.get() if told else self.present.seen(self.block, tokens)
-        return uniform_average(tokens, tokens.shape[1], visible, self.block.causal)
+        return uniform_average(tokens, tokens.shape[1], self.visible.get(), self.block.causal)
 
     def change(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
         if tracing():

@@ -136,7 +136,9 @@ def uniform_average(values: Tensor, count: int, mask: Tensor | None = None, caus
     """
     tokens = values.shape[-2]
     if mask is not None:
-        weights = seen(mask).to(values.dtype)
+        sees = seen(mask)
+        weights = sees.to(values.dtype)
+        values = values.masked_fill(~sees.any(-2)[..., None], 0)  # padding may be NaN
         return weights @ values / weights.sum(-1, keepdim=True).clamp_min(1)
     if not causal or count == 1:
         return values.mean(-2, keepdim=True)

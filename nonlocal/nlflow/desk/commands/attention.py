@@ -59,8 +59,8 @@ Columns, a row for the input and for each layer
 Columns of table.csv (--out) and of --json alone
 {others}
 
-Padding and tokens that a mask hides are left out. gap, mixing, stable and redundancy take O(N^3) time for each head;
---no-spectra leaves them out. With --out the table (table.csv), everything, head by head too (result.json, which
+Padding and tokens that a mask hides are left out. gap, mixing and stable take O(N^3) time for each head, redundancy
+O(N^2); --no-spectra leaves them out. With --out the table (table.csv), everything, head by head too (result.json, which
 nonlocal explore --trace shows), and the figure (figure.png) are written to a folder. A warning tells when --neutreno
 with --explicit is beyond the stable range (with spectra).
 
