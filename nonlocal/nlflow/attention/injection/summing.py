@@ -11,7 +11,7 @@ from torch.nn import functional
 from nlflow.attention.injection.blocks import heads_of
 from nlflow.attention.injection.forward import Stack
 from nlflow.attention.injection.places import fresh
-from nlflow.attention.injection.weights import LAYOUTS, LayoutError, fits, part
+from nlflow.attention.injection.weights import LAYOUTS, LayoutError, fits, part, weight_in_torch
 from nlflow.attention.terms.neutreno import LayerTerms, neutreno
 from nlflow.attention.threads import OfThread, aside, end_with_values, evaluating, tracing
 from nlflow.errors import InputError
@@ -145,11 +145,8 @@ class InTorch:
                 f"model: got a call of {self.terms.label} (MultiheadAttention) with queries of one input and keys of "
                 "another; expected self-attention; leave this module out with adapter="
             )
-        width = self.module.embed_dim
-        weight: Any = self.module.in_proj_weight
-        bias: Any = self.module.in_proj_bias
-        weight = self.module.v_proj_weight if weight is None else weight[2 * width :]
-        made = functional.linear(value, weight, None if bias is None else bias[2 * width :])
+        weight, bias = weight_in_torch(self.module)
+        made = functional.linear(value, weight, bias)
         made = made if made.ndim == 3 else made[None] if self.module.batch_first else made[:, None]
         return made if self.module.batch_first else made.transpose(0, 1)
 

@@ -25,7 +25,10 @@ class LayoutError(InputError):
 
 
 def weight_of(module: nn.Module) -> tuple[Tensor, Tensor | None]:
-    """Return the matrix (in, out) and the bias of a projection, with their graphs; `UnknownError` where not known."""
+    """Return the matrix (in, out) and the bias of a projection, with their graphs; `UnknownError` where not known.
+
+    Of torch's attention it is that of the values.
+    """
     weight, bias = getattr(module, "weight", None), getattr(module, "bias", None)
     name = type(module).__name__
     if hasattr(module, "base_layer"):  # of PEFT, around a projection
@@ -37,10 +40,12 @@ def weight_of(module: nn.Module) -> tuple[Tensor, Tensor | None]:
         with evaluating(module):  # its dropout is no part of the map
             shift = module.forward(torch.zeros(1, width, dtype=one.dtype, device=one.device))
             return module.forward(torch.eye(width, dtype=one.dtype, device=one.device)) - shift, shift[0]
+    if isinstance(module, nn.MultiheadAttention):
+        weight, bias = weight_in_torch(module)
     _check_plain(name, weight)
     assert isinstance(weight, Tensor)
     bias = bias if isinstance(bias, Tensor) else None
-    if isinstance(module, nn.Linear):
+    if isinstance(module, nn.Linear | nn.MultiheadAttention):
         return weight.T, bias
     if isinstance(getattr(module, "nf", None), int):  # GPT-2's Conv1D
         return weight, bias
@@ -52,12 +57,11 @@ def weight_of(module: nn.Module) -> tuple[Tensor, Tensor | None]:
 
 
 def weight_in_torch(module: nn.MultiheadAttention) -> tuple[Tensor, Tensor | None]:
+    """Return W_V as torch has it, (out, in), and its bias."""
     size = module.embed_dim
     fused: Any = module.in_proj_weight
     biases: Any = module.in_proj_bias
-    weight: Any = module.v_proj_weight if fused is None else fused
-    _check_plain(type(module).__name__, weight)
-    return (weight if fused is None else weight[2 * size :]).T, None if biases is None else biases[2 * size :]
+    return module.v_proj_weight if fused is None else fused[2 * size :], None if biases is None else biases[2 * size :]
 
 
 PLAIN: tuple[type, ...] = (nn.Parameter, Tensor)  # what holds quantised weights is a class of its own
@@ -234,7 +238,7 @@ def product_of(block: Block, layout: str = "") -> Product | None:
 def _matrix(block: Block, projection: nn.Module | None, name: str) -> tuple[Tensor, Tensor]:
     try:
         if name == "W_V" and isinstance(block.module, nn.MultiheadAttention):
-            weight, bias = weight_in_torch(block.module)
+            weight, bias = weight_of(block.module)
         elif projection is None:
             raise UnknownError("no known module")
         else:

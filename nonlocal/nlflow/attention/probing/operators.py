@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from nlflow.attention.injection.blocks import TORCH
-from nlflow.attention.injection.weights import UnknownError, columns_of, weight_in_torch, weight_of
+from nlflow.attention.injection.weights import UnknownError, columns_of, weight_of
 from nlflow.attention.probing.branches import Seen, equal, own, state_of
 from nlflow.attention.terms.neutreno import wide
 
@@ -158,7 +158,7 @@ def _values(one: Seen, taken: Any, seen: Projected) -> Tensor:
     """Return W_V, (D, G d)."""
     block, module = one.block, one.block.module
     if isinstance(module, nn.MultiheadAttention):
-        return weight_in_torch(module)[0].detach()
+        return _frozen(module)[0]
     if block.values is None or seen.made is None:
         raise UnknownError("no projection of values is found among the modules of attention")
     weight, _ = _frozen(block.values)

@@ -60,9 +60,9 @@ Columns of table.csv (--out) and of --json alone
 {others}
 
 Padding and tokens that a mask hides are left out. gap, mixing and stable take O(N^3) time for each head, redundancy
-O(N^2); --no-spectra leaves them out. With --out the table (table.csv), everything, head by head too (result.json, which
-nonlocal explore --trace shows), and the figure (figure.png) are written to a folder. A warning tells when --neutreno
-with --explicit is beyond the stable range (with spectra).
+O(N^2) up to 2048 tokens; --no-spectra leaves them out. With --out the table (table.csv), everything, head by head too
+(result.json, which nonlocal explore --trace shows), and the figure (figure.png) are written to a folder. A warning
+tells when --neutreno with --explicit is beyond the stable range (with spectra).
 
 --sweep measures which cure helps the model at its task: the term in both forms, removal of similarity, centring,
 FeatScale, AttnScale, temperature, LayerScale and another spectrum of W_V W_O, in all layers and in the last half, each
@@ -238,7 +238,7 @@ def attention(
     size: Annotated[
         int | None, typer.Option(metavar="PIXELS", help="For a sweep: side of pictures, if not that of the model.")
     ] = None,
-    spectra: Annotated[bool, typer.Option("--spectra/--no-spectra", help="With what takes O(N^3) time.")] = True,
+    spectra: Annotated[bool, typer.Option("--spectra/--no-spectra", help="With columns of O(N^3) time.")] = True,
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder for table, results and figure.")] = None,
     as_json: AsJson = False,
     quiet: Quiet = False,
