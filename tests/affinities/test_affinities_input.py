@@ -286,6 +286,14 @@ TOO_LARGE: dict[str, tuple[Any, str]] = {
         lambda **limit: affinity(Gaussian(1e4), Grid((10, 10)), method="stencil", **limit),
         r"the table of Gaussian\(.*needs .*GiB .*; use a smaller width, a window, or the boundary 'isolated'",
     ),
+    "stencil nodes": (
+        lambda **limit: affinity(Gaussian(0.2), Grid((10**6, 10**6)), **limit),
+        r"a stencil on 1000000000000 nodes needs 14\.55 TiB .*; use fewer nodes or raise memory_limit",
+    ),
+    "dense nodes": (
+        lambda **limit: affinity(Gaussian(0.2), Grid(10**12), method="dense", **limit),
+        r"a dense affinity of 1000000000000 nodes needs .*; use method='convolution'",
+    ),
     "convolution table": (
         lambda **limit: affinity(Gaussian(1e4), Grid((10, 10), boundary="periodic"), **limit),
         r"the table of Gaussian\(.*needs .*GiB",

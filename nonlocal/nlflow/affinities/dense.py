@@ -186,6 +186,7 @@ class DenseAffinity(Affinity):
         memory_limit: float | None = None,
     ) -> DenseAffinity:
         """Sum a position kernel over the images of a grid's boundary, node by node."""
+        _check_dense(grid, kernel, np.empty(0, dtype), 0, memory_limit)
         logs = log_table(kernel, grid, window, memory_limit)
         margin = tuple(s // 2 for s in logs.shape)
 

@@ -216,6 +216,10 @@ class TableStencil(_Stencil):
         super().__init__(
             grid, kernel, symmetric=True, positive_semidefinite=kernel.is_definite(grid.ndim) and window is None
         )
+        check_memory(
+            f"a stencil on {grid.size} nodes", 16 * grid.size, "use fewer nodes or raise memory_limit", memory_limit,
+            kept=8 * grid.size,
+        )  # fmt: skip
         self._grid = grid
         table = kernel_table(kernel, grid, window, memory_limit)
         self._radii = tuple(s // 2 for s in table.shape)
