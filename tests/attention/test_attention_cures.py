@@ -14,6 +14,7 @@ from tests.transformer_models import HEADS, MODELS, WIDTH, build, checkpointed, 
 
 from nlflow.attention import CURES, Adapter, attach, blocks, detach, load_terms, probe  # isort: skip  # torch may be missing
 from nlflow.attention.injection.cures import TERMS_OF_V0, sharpened  # isort: skip
+from tests import pretended  # isort: skip
 
 OTHERS = [name for name in CURES if name not in TERMS_OF_V0]
 DOUBLE = {"rtol": 1e-10, "atol": 1e-10}
@@ -308,6 +309,44 @@ def test_layers_of_torch_are_cured_by_their_own_masks(name: str) -> None:
         torch.testing.assert_close(found[-1][1, :5], run(x[1:, :5], mask=causal[:5, :5])[0], **DOUBLE)
         assert torch.equal(run(x, detach(model), mask=causal), before)
     torch.testing.assert_close(*found, **DOUBLE)
+
+
+@pytest.mark.on_cpu("puts a model on the pretended GPU itself")
+def test_a_removal_asks_a_device_for_masks_alone() -> None:
+    model, x = torch_encoder(), torch.randn(2, 6, 16, dtype=torch.float64)
+    hidden = torch.arange(6)[None] >= torch.tensor([[6], [5]])
+    few, many = _asked(model, (x,), ({}, {"src_key_padding_mask": hidden}))
+    assert few == 0
+    assert many <= 3 * 3  # whether tokens are hidden from a layer, and from its attention, and whether it is the same
+
+
+@pytest.mark.on_cpu("puts a model on the pretended GPU itself")
+@pytest.mark.parametrize("family", ["bert", "llama"])
+def test_a_removal_asks_a_device_once_for_a_mask_of_all_layers(family: str) -> None:
+    given = inputs(family)
+    ids = given.get("input_ids")
+    mask = torch.ones_like(ids)
+    mask[1:, -1] = 0
+    few, many = _asked(build(family), (), ({"input_ids": ids}, {"input_ids": ids, "attention_mask": mask}))
+    assert few <= 1
+    assert many <= 1
+
+
+def _asked(model: Any, args: tuple[Any, ...], calls: tuple[dict[str, Any], ...]) -> list[int]:
+    """Return how much more often calls of a model on a device wait for it with a removal than without."""
+    found: list[list[int]] = []
+    with pretended.gpu(), torch.no_grad():
+        model.to("cuda")
+        there = [pretended.put(one) for one in args]
+        for change in (detach, lambda model: attach(model, fidelity=0, cures={"similarity-removal": 0.5})):
+            changed, own = change(model), []
+            for masks in calls:
+                put = {name: pretended.put(one) for name, one in masks.items()}
+                with pretended.counting() as counts:
+                    changed(*there, **put)
+                own.append(counts.synchronizations)
+            found.append(own)
+    return [cured - plain for plain, cured in zip(*found, strict=True)]
 
 
 class Masked(torch.nn.Module):  # type: ignore[misc]

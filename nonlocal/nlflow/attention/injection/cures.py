@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from nlflow._looks import assure
 from nlflow.attention.injection.blocks import INTERFACE, SUMS, TORCH, Adapter, Block, heads_of, later, width
 from nlflow.attention.injection.forward import TEMPERATURE, TERMS
 from nlflow.attention.injection.visible import Present, visible
@@ -249,16 +250,20 @@ class _Removal:
         if tokens.shape[:2] != shape:
             return  # windows
         own = visible(self.block, self.present, module, args, kwargs, tokens)
+        if own is before:
+            return
         every = tokens.new_ones(1, 1, 1, dtype=torch.bool)
         if self.block.causal:
             every = causal_mask(tokens.shape[1], tokens.shape[1], tokens.device)
         one, other = (every if each is None else each for each in (before, own))
-        if bool(((one != other) & one.any(-1, keepdim=True)).any()):  # padding may see nothing
-            raise InputError(
-                f"cures['similarity-removal']: got a mask in {self.block.name} that is not seen in the call of its "
-                "layer, expected means over the tokens that attention sees; expected adapter=Adapter("
-                "'MultiheadAttention', causal=True) for a decoder; take feat-scale or centring for other masks"
-            )
+        assure(((one == other) | ~one.any(-1, keepdim=True)).all(), self.refuse)  # padding may see nothing
+
+    def refuse(self) -> None:
+        raise InputError(
+            f"cures['similarity-removal']: got a mask in {self.block.name} that is not seen in the call of its "
+            "layer, expected means over the tokens that attention sees; expected adapter=Adapter("
+            "'MultiheadAttention', causal=True) for a decoder; take feat-scale or centring for other masks"
+        )
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         given, tokens = _tokens(self.block, args, kwargs)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -31,6 +32,7 @@ class Present:
         self.needed = needed
         self._own: dict[bool, OfThread] = {False: OfThread(), True: OfThread()}
         self._open = OfThread()
+        self._last = OfThread()  # the last mask of a call, and what it shows
         self._padded = False  # whether any call had padding
 
     def hooks(self, model: nn.Module) -> list[Any]:
@@ -62,8 +64,19 @@ class Present:
                     )
 
     def _end(self, *_: Any) -> None:
-        for own in (self._open, *self._own.values()):
+        for own in (self._open, self._last, *self._own.values()):
             own.set(None)
+
+    def once(self, mask: Tensor, key: tuple[Any, ...], shown: Callable[[], Tensor | None]) -> Tensor | None:
+        """Return what a mask shows: a device is asked once for all layers of a call that get the same one."""
+        if torch.compiler.is_compiling() or self._open.get() is None:
+            return shown()
+        last = self._last.get()
+        if last is None or last[0] is not mask or last[1] != key:
+            last = mask, key, shown()
+            self._last.set(last)
+        found: Tensor | None = last[2]
+        return found
 
     def seen(self, block: Block, tokens: Tensor) -> Tensor | None:
         """Return which tokens (B, N, D) each may see, (B, N or 1, N)."""
@@ -77,6 +90,9 @@ class Present:
             )
         if mask is None or tuple(mask.shape) != tuple(tokens.shape[:2]):
             return None
+        return self.once(mask, (block.causal,), partial(self._beside_padding, block, mask))
+
+    def _beside_padding(self, block: Block, mask: Tensor) -> Tensor | None:
         if not torch.compiler.is_compiling() and bool(mask.all()):  # a graph asks for no number
             return None
         self._padded = True
@@ -95,8 +111,11 @@ def visible(
     """
     if block.kind != TORCH:
         for mask in _told(module.forward, args, kwargs, *_BETWEEN):
-            if (found := _between(block, mask, tokens)) is not None:
-                return found
+            if isinstance(mask, Tensor) and mask.ndim == 4:
+                key = (block.causal, block.kind, *tokens.shape[:2])
+                found = present.once(mask, key, partial(_between, block, mask, tokens))
+                if found is not None:
+                    return found
     for kind, names in _IN_TORCH:
         if block.kind == TORCH and isinstance(module, kind):
             padding, pairs = _told(module.forward, args, kwargs, *names)
@@ -109,17 +128,16 @@ def _told(call: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *names: str)
     return [given.get(name) for name in names]
 
 
-def _between(block: Block, mask: Any, tokens: Tensor) -> Tensor | None:
+def _between(block: Block, mask: Tensor, tokens: Tensor) -> Tensor | None:
     """Return what a mask (B or 1, H or 1, N or 1, N or more) of transformers shows, with windows; None for others."""
     items, count = tokens.shape[:2]
-    if not isinstance(mask, Tensor) or mask.ndim != 4 or mask.shape[-1] < count:
-        return None
-    if mask.shape[0] not in (1, items) or mask.shape[-2] not in (1, count):
+    if mask.shape[-1] < count or mask.shape[0] not in (1, items) or mask.shape[-2] not in (1, count):
         return None
     found = seen(mask[:, 0, :, :count])  # a cache of fixed size holds these tokens first
     if block.causal and (block.kind == SUMS or mask.shape[-2] == 1):
         found = found & causal_mask(count, count, mask.device)
-    if not torch.compiler.is_compiling() and bool((found == found[:, :1]).all()):
+    # A row is alone in its kind, and a graph asks for no number.
+    if found.shape[1] > 1 and not torch.compiler.is_compiling() and bool((found == found[:, :1]).all()):
         found = found[:, :1]  # all see the same
     return found.expand(items, -1, -1)
 
@@ -130,6 +148,8 @@ def _seen_in_torch(block: Block, tokens: Tensor, padding: Any, pairs: Any) -> Te
     Of masks that differ between heads it is that of the first.
     """
     items, count = tokens.shape[:2]
+    if padding is None and pairs is None and not block.causal:
+        return None
     found = torch.ones(1, 1, count, dtype=torch.bool, device=tokens.device)
     if padding is not None:
         found = found & _shown_in_torch(padding).reshape(items, 1, count)
@@ -138,7 +158,8 @@ def _seen_in_torch(block: Block, tokens: Tensor, padding: Any, pairs: Any) -> Te
         found = found & (shown if shown.ndim == 2 else shown.reshape(items, -1, count, count)[:, 0])
     if block.causal:
         found = found & causal_mask(count, count, tokens.device)
-    if not torch.compiler.is_compiling() and bool(found.all()):
+    hides = block.causal and count > 1
+    if not hides and not torch.compiler.is_compiling() and bool(found.all()):
         return None
     return found.expand(items, -1, -1)
 
