@@ -122,6 +122,19 @@ def test_bad_nodes(source, target, message):
         chain_of(GAMBLER).committor(list(source) if isinstance(source, range) else source, target)
 
 
+@pytest.mark.parametrize("given", [[0, 0], [1, 1], [0, 1], [1, 0]])
+def test_zeros_and_ones_are_no_numbers_of_two_nodes(given):
+    """They name other nodes than the mask that they look like."""
+    chain = chain_of([[0.5, 0.5], [0.25, 0.75]])
+    message = "got 2 integers that are 0 or 1, expected node numbers, or a mask"
+    with pytest.raises(InputError, match=f"target: {message}"):
+        chain.hitting_times(given)
+    with pytest.raises(InputError, match=f"source: {message}"):
+        chain.mean_first_passage_time(given, 1)
+    for one in ([1], 1, [False, True]):
+        np.testing.assert_allclose(chain.hitting_times(one), [2.0, 0.0])
+
+
 # ---- modes
 
 

@@ -340,10 +340,11 @@ def seen_in(found: Figures | None, axes: int) -> tuple[str, ...]:
 
 
 def milder(frame: Frame, found: Figures) -> NoiseEstimate | None:
-    """Return a verdict with less noise for a residual that is not the noise of the frame; None for one that is.
+    """Return a verdict for a residual that is not the noise found; None for one that is, and where noise was given.
 
-    That is the white noise of the highest frequencies in flat parts, or half of what was taken out; at the second try
-    no noise. Samples that were replaced stay so unless they lie in clumps. Noise such as speckle has no milder form.
+    What it names is the white noise of the highest frequencies in flat parts, or half of what was taken out; at the
+    second try no noise. Samples that were replaced stay so unless they lie in clumps. Noise that is neither Gaussian
+    nor undone stays at the first try.
     """
     axes = sum(n > 1 for n in frame.shape)
     seen = seen_in(found, axes)

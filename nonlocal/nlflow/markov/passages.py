@@ -31,7 +31,7 @@ Order = NDArray[np.integer[Any]]
 def node_numbers(name: str, given: Any, shape: tuple[int, ...]) -> NDArray[np.intp]:
     """Return the numbers of nodes of a domain, at least one.
 
-    Zeros and ones, as many as there are nodes, would be the first two nodes; they are refused.
+    Zeros and ones, as many as there are nodes and two or more, could be a mask; they are refused.
     """
     array = on_host(given, name)
     states = math.prod(shape)
@@ -49,7 +49,7 @@ def node_numbers(name: str, given: Any, shape: tuple[int, ...]) -> NDArray[np.in
     low, high = int(array.min()), int(array.max())
     if not 0 <= low <= high < states:
         raise InputError(f"{name}: got nodes {low} to {high}, expected 0 to {states - 1}")
-    if array.size == states > 2 and high <= 1:
+    if array.size == states > 1 and high <= 1:
         raise InputError(f"{name}: got {states} integers that are 0 or 1, expected node numbers, or a mask of bool")
     return np.asarray(array.reshape(-1), np.intp)
 

@@ -86,7 +86,7 @@ def check_title(title: Any) -> None:
 def panel_grid(
     count: int, width: float, height: float, title: str | None = None, *, most: int = COLUMNS, **options: Any
 ) -> tuple[Figure, list[Axes]]:
-    """Return a figure with `count` panels of this size in inches, at most `most` in a row; on paper fewer."""
+    """Return a figure with `count` panels, at most `most` in a row; on paper fewer where they would be narrow."""
     columns, paper = min(count, most), _PAPER.get()
     if paper is not None:
         columns = min(columns, max(1, int(paper.width / _NARROWEST)))

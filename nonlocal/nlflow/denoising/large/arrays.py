@@ -71,7 +71,8 @@ def denoise_array(
         floats, with chunks of known sizes.
     sigma : float or array_like of shape (C,), optional
         Standard deviation of the noise in the units of the input: one number, or one a channel. Estimated by default:
-        from windows of the whole image, of a volume or clip from nine planes (the median).
+        from windows of the whole image, of a volume or clip from nine planes (the median); with 'auto' less where its
+        middle or what is removed shows less.
     noise : str or Poisson
         'white', 'poisson', or a `Poisson`; other noise is refused. With 'auto' the noise counts as white, and a warning
         tells if the middle of the image shows another kind.

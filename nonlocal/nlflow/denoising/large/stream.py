@@ -66,7 +66,8 @@ def surveyed(
     frames : iterable of array
         Of shape (H, W) or (H, W, C), all alike.
     sigma, quality, noise, options, **more
-        As `nlflow.denoising.large.denoise_array`; by default sigma is the median over the first 16 frames.
+        As `nlflow.denoising.large.denoise_array`; by default sigma is the median over the first 16 frames,
+        or less.
     """
     chosen = Options.of(options, more)
     chosen.refuse(("separate", "stopping"), _FILM)
