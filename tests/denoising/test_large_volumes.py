@@ -238,6 +238,9 @@ def test_a_group_of_frames_is_a_clip(tmp_path: Path, monkeypatch: pytest.MonkeyP
     run("denoise", "in.ome.zarr/0", "wins.zarr", "--sigma", "10", "--axes", "ZYX:1,1,1")
     expected = np.rint(nl.denoise(BYTES, 10.0, axes="ZYX", preserve_range=True)).astype(np.uint8)
     np.testing.assert_array_equal(read(Path("wins.zarr")), expected)
+    notes: list[str] = []
+    _, counts = denoise_store("in.ome.zarr/0", "out.zarr", 10.0, existing="overwrite", note=notes.append)
+    assert (counts["axes"], counts["spacing"], len(notes)) == ("TYX", None, 1)
 
 
 def test_axes_that_a_group_says(tmp_path: Path) -> None:

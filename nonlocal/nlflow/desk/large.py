@@ -52,6 +52,7 @@ def denoise_store(
     workers: int | None = None,
     existing: str = "refuse",
     progress: Callable[[int, int], Any] = lambda done, count: None,
+    note: Callable[[str], Any] = lambda text: None,
     options: Options | None = None,
     **more: Any,
 ) -> tuple[DenoiseInfo, dict[str, Any]]:
@@ -82,12 +83,15 @@ def denoise_store(
         run of the same problem; a complete target is refused.
     progress : callable
         Called as ``progress(done, count)`` with numbers of blocks.
+    note : callable
+        Called with each note on how the source is read, before it is.
 
     Returns
     -------
     info : DenoiseInfo
     counts : dict
-        ``blocks``: their number; ``kept``: how many of them an earlier run has done; ``bytes`` of the result.
+        ``blocks``: their number; ``kept``: how many of them an earlier run has done; ``bytes`` of the result; ``axes``
+        and ``spacing`` with which the source was read.
 
     Raises
     ------
@@ -107,7 +111,10 @@ def denoise_store(
     with locked(target, "target", whole=True), ExitStack() as stack:
         whole = _tidy(partial, target, keep=existing == "resume")
         replaces = whole or _may_replace(target, existing)
-        axes, spacing, _ = told_axes(source, channel_axis, axes, spacing)
+        axes, spacing, notes = told_axes(source, channel_axis, axes, spacing)
+        for text in notes:
+            note(text)
+        told = {"axes": axes, "spacing": spacing}
         image, axis, axes = open_stack(source, channel_axis, axes, block, quality)
         stack.enter_context(_workers.cluster(scheduler, workers))
         result, info, fingerprint = denoised(
@@ -124,7 +131,7 @@ def denoise_store(
             _write_blocks(result, partial, done, progress)
             _finish(partial, target, replace=replaces)
         _tidy(partial, target)
-    return info, {"blocks": math.prod(result.numblocks), "kept": kept, "bytes": int(result.nbytes)}
+    return info, {"blocks": math.prod(result.numblocks), "kept": kept, "bytes": int(result.nbytes), **told}
 
 
 def _check_place(source: Path, target: Path, existing: str) -> None:

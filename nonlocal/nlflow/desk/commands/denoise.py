@@ -375,7 +375,6 @@ def _denoise_large(
     """Denoise an image block by block; none of the options `refused`, which need the whole image, may have a value."""
     from nlflow.backends.machine import version
     from nlflow.desk.large import denoise_store
-    from nlflow.desk.on_disk import told_axes
     from nlflow.errors import renamed
 
     for option, value in refused.items():
@@ -391,11 +390,13 @@ def _denoise_large(
     if words["noise"] == "auto" and sigma is None and not quiet:
         told = "the noise is taken to be white, since blocks know no other; to have it found out, name OUT .tif or .npy"
         say("note", told)
-    with named(sources[0]):
-        axes, spacing, notes = told_axes(sources[0], words["channel_axis"], words["axes"], words["spacing"])
-    words |= {"axes": axes, "spacing": spacing}
-    for text in () if quiet else notes:
-        say("note", text)
+    notes: list[str] = []
+
+    def note(text: str) -> None:
+        notes.append(text)
+        if not quiet:
+            say("note", text)
+
     start, log = time.perf_counter(), progress_of(quiet, str(sources[0]))
     with progress_bar(quiet, desc="denoise", unit="block") as bar:
 
@@ -406,14 +407,13 @@ def _denoise_large(
                 log(done / count)
 
         with named(sources[0]), renamed("target", "OUT"):
-            info, counts = denoise_store(sources[0], target, sigma, progress=tell, **words)
+            info, counts = denoise_store(sources[0], target, sigma, progress=tell, note=note, **words)
     details = info.as_dict()
     details.pop("residual")  # nobody has computed it
     seconds = time.perf_counter() - start
     if as_json:
-        print_json({"input": str(sources[0]), "output": target, "axes": axes, "spacing": spacing, "sigma_given": sigma,
-                    **counts, "denoise": details, "notes": notes, "seconds_total": seconds,
-                    "version": version()})  # fmt: skip
+        print_json({"input": str(sources[0]), "output": target, "sigma_given": sigma, **counts, "denoise": details,
+                    "notes": notes, "seconds_total": seconds, "version": version()})  # fmt: skip
     elif not quiet:
         kept = f" ({counts['kept']} of them done before)" if counts["kept"] else ""
         origin = "estimated" if info.sigma_estimated else "given"
