@@ -96,6 +96,14 @@ def test_softplus_of_far_logits_is_their_exponential() -> None:
     np.testing.assert_allclose(got, expected, rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.parametrize(("dtype", "rtol"), [(torch.float32, 1e-5), (torch.bfloat16, 0.2)])
+def test_linear_affinity_of_negative_entries_keeps_its_digits(dtype: Any, rtol: float) -> None:
+    q, k = (x.to(dtype) - 16 for x in tensors(5, 1, 1, N, D, count=2))
+    weights = averages.average(q, k, k, "linear")[1]
+    expected = matrix("linear", *(x[0, 0].double().numpy() for x in (q, k)), 1)
+    np.testing.assert_allclose(weights[0, 0].double(), expected, rtol=rtol)
+
+
 def test_queries_share_keys() -> None:
     q, k, v = tensors(3, B, 4, N, D)
     k, v = k[:, :2], v[:, :2]

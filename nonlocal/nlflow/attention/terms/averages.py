@@ -40,10 +40,15 @@ def with_squares(query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
     return torch.cat([query, ones], dim=-1), torch.cat([key, key.square().sum(-1, keepdim=True) / -2], dim=-1)
 
 
+def _features(x: Tensor) -> Tensor:
+    """Return elu(x) + 1, which is e^x below 0, where the sum would lose it."""
+    return torch.where(x > 0, x + 1, x.clamp_max(0.0).exp())
+
+
 def log_affinity(query: Tensor, key: Tensor, affinity: str, scaling: float) -> Tensor:
     """Return log k(q_i, k_j), (..., M, N), up to a constant in each row; ``'symmetric'`` needs keys as queries."""
     if affinity == "linear":
-        product = (functional.elu(query) + 1) @ (functional.elu(key) + 1).transpose(-1, -2)
+        product = _features(query) @ _features(key).transpose(-1, -2)
         return product.clamp_min(torch.finfo(product.dtype).tiny).log()
     if affinity == "gaussian":
         query, key = with_squares(query, key)
