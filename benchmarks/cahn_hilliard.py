@@ -13,13 +13,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
 from scipy.integrate import solve_ivp
 
-from benchmarks.harness import Row, interleaved
+from benchmarks.harness import Row, interleaved, missing
 from nlflow import (
     ETD2RK,
     ETD4RK,
@@ -109,9 +108,9 @@ def run(small: bool = False) -> list[Row]:
         ],
         "nlflow, adaptive": [lambda end, x=x: problem.ours(Adaptive(ETD4RK(0.1), x, x), end) for x in tolerances],
     }
-    if find_spec("pde") is None:
-        print("py-pde is not installed: without it")
-    else:
+    size = f"{problem.side} × {problem.side} to t = {problem.end:g}"
+    absent = missing("cahn_hilliard", f"nonlocal Cahn–Hilliard on {size}", "pde", ">= 10")
+    if absent is None:
         methods["py-pde, runge-kutta"] = [lambda end, x=x: problem.peer(x, end) for x in tolerances]
     chosen: dict[str, Callable[[float], Any]] = {}
     for name, ways in methods.items():
@@ -133,7 +132,7 @@ def run(small: bool = False) -> list[Row]:
     tasks = {name: lambda name=name: chosen[name](problem.end) for name in quickest}
     seconds = interleaved(tasks, repeats=3 if small else 1, warmup=0, clock=time.process_time)
     best = quickest[0]
-    rows, size = [], f"{problem.side} × {problem.side} to t = {problem.end:g}"
+    rows = [] if absent is None else [absent]
     for name in quickest[1:]:
         work = f"nonlocal Cahn–Hilliard on {size}, error below {ERROR:g} at t = {early:g}: {best}, against {name}"
         texts = f"{seconds[name]:.2f} s", f"{seconds[best]:.3f} s"

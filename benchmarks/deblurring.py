@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.denoising.tasks import image, score
-from benchmarks.harness import Row, timed
+from benchmarks.harness import Row, files, timed
 from nlflow.denoising.priors import Denoiser, Forward, reconstruct
 from nlflow.errors import InputError
 
@@ -93,7 +93,7 @@ def measured(data: Path, setting: str) -> Iterator[Row]:
     """Each image under one blur: both qualities beside bm3d in the same loop."""
     rival, what = bm3d(), SETTINGS[setting][2]
     for name in IMAGES:
-        clean = image(data / "Set12" / f"{name}.png")
+        clean = image(files(data, f"Set12/{name}.png")[0])
         blurred = score(clean, observed(clean, setting)[1], "grey")["psnr"]
         peer = None if rival is None else restored(clean, setting, rival)
         for quality in QUALITIES:

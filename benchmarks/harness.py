@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 from benchmarks.sources import measured
 from nlflow.backends.machine import processor
+from nlflow.errors import InputError
 from nlflow.store.atomic import make_folder
 from nlflow.store.encoding import plain
 from nlflow.store.storage import load_record, save_record
@@ -100,6 +101,13 @@ def missing(benchmark: str, work: str, package: str, target: str) -> Row | None:
     if find_spec(package) is not None:
         return None
     return Row(benchmark, work, f"{package}: not installed", "not measured", 0.0, target, False)
+
+
+def files(data: Path, pattern: str) -> list[Path]:
+    """Return the files of a folder, or raise `InputError` where there are none."""
+    if not (found := sorted(data.glob(pattern))):
+        raise InputError(f"--data: got {data}, expected a folder with {pattern}")
+    return found
 
 
 def machine() -> dict[str, Any]:

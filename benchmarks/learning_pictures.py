@@ -14,6 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.harness import files
+
 COMPONENTS = 50
 EPOCHS = 6
 BATCH = 128
@@ -44,7 +46,7 @@ def convolutional(folder: Path, pictures: Any, epochs: int = EPOCHS) -> tuple[An
     from torch import nn
 
     torch.manual_seed(0)
-    seen, y = load(folder / "cifar10-train.zip")
+    seen, y = load(files(folder, "cifar10-train.zip")[0])
     images = _tensor(seen)
     widths = (3, 32, 64, 128)
     layers: list[Any] = []
@@ -83,7 +85,7 @@ def _tensor(pictures: Any) -> Any:
 
 def graphs(folder: Path) -> tuple[dict[str, Any], Any]:
     """Return features by name, and the classes of the pictures; the folder holds two archives of CIFAR-10."""
-    pictures, y = load(folder / "cifar10-test.zip")
+    pictures, y = load(files(folder, "cifar10-test.zip")[0])
     learnt, told = convolutional(folder, pictures)
     right = 100 * float((told == y).mean())
     names = {

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.harness import Row, missing, timed
+from benchmarks.harness import Row, files, missing, timed
 from nlflow import Gaussian, Points, denoise, sinkhorn
 from nlflow.plotting import psnr
 
@@ -55,7 +55,7 @@ def pictures(data: Path) -> list[Row]:
     torch.set_num_threads(1)
     qualities = ("fast", "balanced")
     found: dict[str, list[tuple[float, float]]] = {name: [] for name in ("deepinv", *qualities)}
-    for path in sorted(data.glob("**/Set12/*.png"))[:PICTURES]:
+    for path in files(data, "**/Set12/*.png")[:PICTURES]:
         clean = imread(path).astype(float)
         noisy = clean + np.random.default_rng(0).normal(0, SIGMA, clean.shape)
         given = torch.tensor(noisy / 255, dtype=torch.float32)[None, None]

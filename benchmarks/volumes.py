@@ -15,6 +15,7 @@ about half an hour, so it is not part of ``python -m benchmarks``.
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Iterator
 from dataclasses import asdict
 from functools import partial
@@ -25,10 +26,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.harness import KIND, Row, keep, listed, machine, table, timed
+from benchmarks.harness import KIND, Row, files, keep, listed, machine, table, timed
 from nlflow import denoise
 from nlflow.denoising.groupwise import VOLUMES, bytes_needed
 from nlflow.denoising.noise import Poisson, Rician
+from nlflow.errors import InputError
 from nlflow.store.storage import load_record
 
 Array = NDArray[Any]
@@ -49,7 +51,7 @@ def brain(data: Path, side: int) -> Array:
     """The middle of the T1 template over its peak."""
     import nibabel
 
-    volume = np.asarray(nibabel.load(data / "volumes" / "mni152_t1.nii.gz").get_fdata())
+    volume = np.asarray(nibabel.load(files(data, "volumes/mni152_t1.nii.gz")[0]).get_fdata())
     low = [max((n - side) // 2, 0) for n in volume.shape]
     return np.ascontiguousarray(volume[tuple(slice(k, k + side) for k in low)] / volume.max())
 
@@ -163,7 +165,7 @@ def clips(data: Path, side: int) -> Iterator[Row]:
     import av
 
     del side
-    for path in sorted((data / "video").glob("*.mp4")):
+    for path in files(data, "video/*.mp4"):
         with av.open(str(path)) as film:
             frames = [frame.to_ndarray(format="gray") for frame in islice(film.decode(video=0), FRAMES)]
         clean = _middle(np.stack(frames) / 255)
@@ -202,4 +204,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except InputError as error:
+        sys.exit(f"python -m benchmarks.volumes: {error}")
