@@ -93,7 +93,8 @@ def denoise(
         fewer are refused.
     spacing : array_like, optional
         Distance of samples along each axis but that of the channels, in any unit; equal by default. Along axes whose
-        samples lie farther apart, patches and windows of a volume are thinner. Without effect on images and clips.
+        samples lie farther apart, patches and windows of a volume are thinner, and wider along the others.
+        Without effect on images and clips.
     mask : array_like of bool, or 'nan', optional
         Not 0 where samples are **missing** and are to be filled in, whatever their values: of the spatial shape, or of
         the full shape (a pixel is missing where any channel is). ``'nan'`` means samples that are not finite.

@@ -465,7 +465,11 @@ class Equations:
 
 @dataclass(frozen=True)
 class Neutral:
-    """Neutral directions as columns, conserved ones first; rows @ columns = 1, rows tell what is conserved."""
+    """Pairs of a row and a column, rows @ columns = I.
+
+    First those of conserved means: rows @ F = 0, and the column changes the mean (in the conserved metric it need not
+    be neutral). Then those of translations, whose columns J maps to 0; their rows conserve nothing.
+    """
 
     columns: Floats
     rows: Floats

@@ -223,7 +223,7 @@ class LinearFlow(Flow):
         return self.affinity._average(u)
 
     def diffusion(self, v: Array) -> Array:
-        """Return r (v - Pv), for the kernel that the flow holds."""
+        """Return B r (v - Pv) for the kernel that the flow holds; B = M in the conserved metric, else 1."""
         return self.moved(self._times_rate(v - self.average(v)))
 
     def moved(self, force: Array) -> Array:

@@ -174,12 +174,12 @@ class Reaction:
 
     @property
     def average(self) -> Affinity | None:
-        """The affinity that averages u, or None."""
+        """The affinity that averages u, or None; None for a sum of reactions too, see `averages`."""
         return None if self._average is None else self._average.affinity
 
     @property
     def averages(self) -> list[Affinity]:
-        """A list of `average`."""
+        """`average` in a list, empty without one; of a sum of reactions those of all its parts."""
         return [] if self._average is None else [self._average.affinity]
 
     def when(self, t: float) -> Reaction:

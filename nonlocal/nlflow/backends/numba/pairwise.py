@@ -264,7 +264,10 @@ _add_one, _add_two, _add_four = _adder(1, 4), _adder(2, 2), _adder(4, 1)
 
 @njit()
 def add_weighted(table, count, values, start, apart, sums):
-    """Write ``sum_j table_jq values_jc`` to ``sums`` (C, group); the last channels `apart` (0 or 1) for itself."""
+    """Write ``sum_j table_jq values_(start + j)c``, j < count, to ``sums`` (C, group).
+
+    `count` is a multiple of `SOURCES`. The last channel goes by itself where `apart` is 1.
+    """
     # In which order terms are added up depends on how many channels go together, so that one which is there now and
     # then has to go alone: the others keep their bits.
     channels = values.shape[1]

@@ -112,8 +112,8 @@ def denoise_array(
     The image is read several times. In images the halo is at most 45 samples wide
     for ``pixels`` and one step, 60 for ``fast``, 314 for ``balanced`` and 707 for ``best``, for the strongest noise (26
     less in colours): blocks of 2048 to 4096 keep what is computed twice small. In volumes it is 16, 88 and 124 along
-    each axis, less along those whose samples lie farther apart. In clips it is 8, 50 and 58 frames, and blocks hold
-    whole frames.
+    each axis; where samples lie farther apart along some axes, less along these and more along the others. In clips it
+    is 8, 50 and 58 frames, and blocks hold whole frames.
 
     Examples
     --------

@@ -23,7 +23,8 @@ _INDEX = 2**18  # bytes by which all but the frames may grow with one of them
 class Hdf5Series(Series):
     """Frames in HDF5, with the named axes of netCDF 4.
 
-    A frame is added to a copy, which then takes the name: HDF5 files of a killed writer cannot be opened.
+    A frame is added to a copy, which then takes the name, since an HDF5 file whose writer is killed in the middle may
+    not open, or lack frames.
     """
 
     def __init__(self, path: Path) -> None:

@@ -87,7 +87,8 @@ class Reduction:
     rest : GaussianNoise or None
         The noise that remains; None where its strength is not known.
     few : Poisson or None
-        The model where counts are too few for the transform to make their noise even; else None.
+        Of pictures, the model where counts are too few for the transform to make their noise even; else None, as always
+        for signals, volumes and clips.
     """
 
     samples: Array

@@ -176,7 +176,7 @@ class Poisson(Evened):
         return 1.0
 
     def reduce(self, samples: Array, missing: NDArray[np.bool_] | None = None) -> Reduction:
-        """Stabilize the samples, and tell whether counts are few."""
+        """Stabilize the samples, and tell whether counts of a picture are few."""
         present = samples if missing is None else samples[~missing]
         image = samples.ndim == 3 and present.size > 0
         few = image and self.are_few(float(present.mean(dtype=np.float64)))
