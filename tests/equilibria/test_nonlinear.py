@@ -13,7 +13,7 @@ from scipy.optimize import root
 
 import nlflow as nl
 from nlflow.equilibria import equations as equations_module
-from nlflow.equilibria import find_equilibria, find_equilibrium, stability
+from nlflow.equilibria import find_equilibria, find_equilibrium, stability, tangents
 from nlflow.equilibria.equations import Equations
 from nlflow.flows.flow import Flow
 from nlflow.flows.spectrum import dense_operator, relaxation_rate
@@ -82,6 +82,7 @@ def test_iterations_find_what_matrices_do(metric: str, symmetric: bool, monkeypa
     start = np.random.default_rng(1).uniform(-1, 1, 24)
     dense = find_equilibrium(p.flow, start), stability(p.flow, find_equilibrium(p.flow, start).u, 4)
     monkeypatch.setattr(equations_module, "DENSE", 4)
+    monkeypatch.setattr(tangents, "DENSE", 4)
     monkeypatch.setattr("nlflow.equilibria.eigenvalues.DENSE", 4)
     krylov = find_equilibrium(p.flow, start), stability(p.flow, dense[0].u, 4)
     assert krylov[0].success
@@ -100,12 +101,13 @@ def test_transforms_precondition(boundary: Any, monkeypatch: pytest.MonkeyPatch)
     start = np.where(x < 6, 0.85, -0.85) + 0.1 * np.cos(y)
     dense = find_equilibrium(flow, start, rtol=1e-12)
     monkeypatch.setattr(equations_module, "DENSE", 4)
+    monkeypatch.setattr(tangents, "DENSE", 4)
     products: list[int] = []
     times = Equations.times
     monkeypatch.setattr(Equations, "times", lambda *given: products.append(1) or times(*given))
     krylov = find_equilibrium(flow, start, rtol=1e-12)
     with_transform = len(products)
-    monkeypatch.setattr(equations_module, "modes_of", lambda flow, like: None)
+    monkeypatch.setattr(tangents, "modes_of", lambda flow, like: None)
     assert find_equilibrium(flow, start, rtol=1e-12).success
     assert dense.success
     assert krylov.success
@@ -116,7 +118,7 @@ def test_transforms_precondition(boundary: Any, monkeypatch: pytest.MonkeyPatch)
 def test_the_preconditioner_is_the_inverse_of_the_shifted_operator() -> None:
     flow = nl.GradientFlow(nl.J(nl.affinity(nl.Gaussian(1.0), nl.Grid((12, 10)))), reaction=nl.AllenCahn(3.0))
     u, v = np.random.default_rng(0).uniform(-1, 1, (2, 12, 10))
-    tangent = equations_module.Tangent(Equations(flow, "u", u), u.ravel(), shift=0.7)
+    tangent = tangents.Tangent(Equations(flow, "u", u), u.ravel(), shift=0.7)
     lifted = (0.7 + flow.terms.bound) * v - nl.GradientFlow(flow.functional).velocity(v)  # (A + s) v
     assert tangent._preconditioner()(lifted.ravel()) == pytest.approx(-v.ravel(), abs=1e-13)
 

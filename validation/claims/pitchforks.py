@@ -13,8 +13,9 @@ from nlflow.affinities import Unlinked
 from nlflow.equilibria import continue_equilibria, find_equilibria, find_equilibrium
 from nlflow.equilibria.continuation import Continuation, Family
 from nlflow.equilibria.eigenvalues import _all_pairs
-from nlflow.equilibria.equations import Border, Equations, Tangent
+from nlflow.equilibria.equations import Equations
 from nlflow.equilibria.newton import Deflation
+from nlflow.equilibria.tangents import Border, Tangent
 from nlflow.flows import Reaction
 from validation.harness import Check, Claim, Context, Outcome, largest
 

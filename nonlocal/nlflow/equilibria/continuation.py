@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 from nlflow._array import Floats, underflowing
 from nlflow.equilibria.branches import Branch, BranchPoint, Point
 from nlflow.equilibria.eigenvalues import Spectrum
-from nlflow.equilibria.equations import ALMOST, DENSE, NONE, Border, Equations, Tangent
+from nlflow.equilibria.equations import ALMOST, DENSE, NONE, Equations
 from nlflow.equilibria.newton import Search
+from nlflow.equilibria.tangents import Border, Tangent
 from nlflow.errors import (
     InputError,
     NumericalError,

@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nlflow._array import Brief, Floats, underflowing
-from nlflow.equilibria.equations import DENSE, Border, Equations, Neutral, Tangent
+from nlflow.equilibria.equations import DENSE, Equations, Neutral
+from nlflow.equilibria.tangents import Border, Tangent
 from nlflow.errors import NumericalError, check_integer, checked_call
 from nlflow.flows.flow import Flow
 from nlflow.flows.spectrum import extreme_pairs

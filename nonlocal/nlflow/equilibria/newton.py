@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from nlflow._array import Brief, Floats, to_numpy, underflowing
-from nlflow.equilibria.equations import ALMOST, NONE, Answer, Border, Equations, Neutral, Tangent
+from nlflow.equilibria.equations import ALMOST, NONE, Equations, Neutral
 from nlflow.equilibria.limits import Equilibrium
+from nlflow.equilibria.tangents import Answer, Border, Tangent
 from nlflow.errors import InputError, check_choice, check_integer, check_number, checked_call
 from nlflow.flows.flow import Flow
 from nlflow.flows.linear import LinearFlow
