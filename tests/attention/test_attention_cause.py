@@ -22,7 +22,8 @@ from nlflow.attention import (  # needs torch
 )
 from nlflow.attention.probing.cause import MEASURES
 from nlflow.attention.probing.findings import beside_nulls
-from nlflow.attention.probing.parts import PARTS, point_of
+from nlflow.attention.probing.parts import PARTS
+from nlflow.attention.probing.points import point_of
 from nlflow.errors import NlflowWarning
 from tests.transformer_models import MODELS, build, inputs, torch, transformers
 from validation.tiny_inputs import inputs_of as tiny_inputs

@@ -20,7 +20,8 @@ from nlflow.attention.probing.branches import Seen, watching
 from nlflow.attention.probing.findings import findings
 from nlflow.attention.probing.groups import Choice, chosen, token_groups
 from nlflow.attention.probing.operators import Projected, projecting
-from nlflow.attention.probing.parts import NULLS, PARTS, Course, Few, Formula, Point, course_of, joined
+from nlflow.attention.probing.parts import NULLS, PARTS, Course, Few, Formula, course_of
+from nlflow.attention.probing.points import Point, joined
 from nlflow.attention.probing.probe import (
     beside_pooling,
     call_of,
