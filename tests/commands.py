@@ -107,6 +107,15 @@ def fails(*arguments: object) -> str:
     return lines[0]
 
 
+def misused(*arguments: object) -> str:
+    """Return what is wrong with the usage, on one line, of a run that refuses it and does nothing else."""
+    before = listing()
+    result = run(*arguments, code=2)
+    assert result.stdout == ""
+    assert listing() == before
+    return str(" ".join(result.stderr.split()).rpartition("Error: ")[2])
+
+
 def listing(folder: Path | None = None) -> list[str]:
     """Return the names in a folder but for that of the records, which a folder of outputs has."""
     return sorted(path.name for path in (folder or Path.cwd()).iterdir() if path.name != ".nlflow")

@@ -74,7 +74,7 @@ def folder(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
     return place
 
 
-run, fails = partial(commands.run, "attention"), partial(commands.fails, "attention")
+run, fails, misused = (partial(one, "attention") for one in (commands.run, commands.fails, commands.misused))
 
 
 def test_models_of_two_sides(folder: Path) -> None:
@@ -252,10 +252,10 @@ def test_sweeps_that_cannot_be_run(folder: Path) -> None:
     assert "--texts: got latin.txt, which is no text in UTF-8" in fails(bert, "--sweep", "--texts", "latin.txt")
     assert "texts: got 0 pair(s) of passages" in fails(bert, "--sweep", "--texts", "few.txt")
     few = ("--sweep", "--texts", "few.txt")
-    assert "--cure: got 'explicit=0.2,x', expected numbers" in fails(bert, *few, "--cure", "explicit=0.2,x")
-    assert "--cure: got 'heat', expected one of 'semi-implicit'" in fails(bert, *few, "--cure", "heat")
-    assert "--metric: got 'speed', expected one of" in fails(bert, *few, "--metric", "speed")
-    assert "--items: got 3, expected an integer >= 10" in fails(bert, *few, "--items", 3)
+    assert "--cure: got 'explicit=0.2,x', expected numbers" in misused(bert, *few, "--cure", "explicit=0.2,x")
+    assert "--cure: got 'heat', expected one of 'semi-implicit'" in misused(bert, *few, "--cure", "heat")
+    assert "--metric: got 'speed', expected one of" in misused(bert, *few, "--metric", "speed")
+    assert "--items: got 3, expected an integer >= 10" in misused(bert, *few, "--items", 3)
     assert "--images: got none for the metric neighbours" in fails(folder / "vit", *few)
     Path("pictures/one").mkdir(parents=True)
     assert "--images: got 0 folder(s) with pictures" in fails(folder / "vit", "--sweep", "--images", "pictures")
@@ -373,7 +373,7 @@ def test_inputs_that_cannot_be_used(folder: Path) -> None:
     assert "got embeddings for ViTModel" in fails(folder / "vit", "--tokens", folder / "x.npy")
     assert "no such file" in fails(folder / "vit", "--image", "missing.png")
     assert "text: got ' ', expected some words" in fails(bert, "--text", " ")
-    assert "--neutreno: got -1.0" in fails(bert, "--text", TEXT, "--neutreno", "-1")
+    assert "--neutreno: got -1.0" in misused(bert, "--text", TEXT, "--neutreno", "-1")
     Path("file").write_bytes(b"")
     assert "--out: got file, which is a file" in fails(bert, "--text", TEXT, "--out", "file")
     assert "give one of --text, --image and --tokens" in run(bert, code=2).stderr

@@ -15,7 +15,7 @@ from PIL import Image
 from nlflow.desk import files
 from nlflow.desk.commands import denoise_file
 from nlflow.errors import InputError
-from tests.commands import IMAGE, OPTIONS, Denoiser, fails, listing, run
+from tests.commands import IMAGE, OPTIONS, Denoiser, fails, listing, misused, run
 
 
 @pytest.fixture
@@ -339,7 +339,7 @@ def test_files_that_belong_to_a_tree(tree: Path, denoiser: Denoiser) -> None:
 
 
 def test_what_recursive_is_not_for(tree: Path, denoiser: Denoiser) -> None:
-    assert "--recursive: got in/b.png, expected a folder" in fails("denoise", "in/b.png", "out", "--recursive")
+    assert "--recursive: got in/b.png, expected a folder" in misused("denoise", "in/b.png", "out", "--recursive")
     Path("only/inside").mkdir(parents=True)
     Image.fromarray(IMAGE).save("only/inside/a.png")
     assert fails("denoise", "only", "out").endswith("give --recursive for folders inside folders")

@@ -14,7 +14,7 @@ from PIL import Image
 from nlflow.desk import files
 from nlflow.desk.commands import denoise_file
 from nlflow.desk.formats import axes
-from tests.commands import RNG, Denoiser, fails, listing, run
+from tests.commands import RNG, Denoiser, fails, listing, misused, run
 
 STACK = RNG.integers(0, 200, (5, 9, 8), dtype=np.uint8)
 
@@ -127,7 +127,7 @@ def test_a_folder_of_frames_is_one_clip(folder: Path, denoiser: Denoiser) -> Non
     assert len(denoiser.calls) == 3 + 5
     assert "the same file as IN" in fails("denoise", "frames", "frames", "--axes", "TYX", "--existing", "overwrite")
     assert "name the folder" in fails("denoise", "frames/f1.png", "frames/f2.png", "three", "--axes", "TYX")
-    assert "--existing" in fails("denoise", "frames", "out", "--axes", "TYX", "--existing", "resume")
+    assert "--existing: got" in misused("denoise", "frames", "out", "--axes", "TYX", "--existing", "resume")
 
 
 @pytest.mark.parametrize(

@@ -119,15 +119,28 @@ def test_what_differs_is_said_and_is_no_error(folder: Path) -> None:
     assert out.endswith("\n1 disagrees\n")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["time-order", "--nodes", "ten"], "--nodes: got 'ten', expected whole numbers with commas"),
         (["time-order", "--fidelity", "1,,2"], "--fidelity: got '1,,2', expected numbers"),
-        (["time-order", "--kernel", "box"], "kernel: got 'box', expected one of gaussian"),
-        (["time-order", "--seeds", "3"], "seeds: the study 'time-order' has no such option"),
-        (["space-order", "--nodes", "8,16"], "nodes: got 2 different value(s)"),
+        (["time-order", "--kernel", "box"], "--kernel: got 'box', expected one of gaussian"),
+        (["time-order", "--seeds", "3"], "--seeds: the study 'time-order' has no such option"),
+        (["space-order", "--nodes", "8,16"], "--nodes: got 2 different value(s)"),
+        (["mixing", "--laziness", "3"], "--laziness: got 3.0, expected"),
+        (["time-order", "--jobs", "0"], "--jobs: got 0"),
+        (["time-order", "--format", "gif", "--out", "r"], "--format: got 'gif', expected one of 'pdf'"),
+        (["time-order", "--width", "1", "--out", "r"], "--width: got 1.0, expected"),
+    ],
+)
+def test_wrong_values_of_options_are_wrong_usage(folder: Path, arguments: list[str], message: str) -> None:
+    assert commands.misused("study", *arguments).startswith(f"Invalid value for {message}")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
         (["time-order", "--keys", "none.npy"], "--keys: got none.npy (No such file or directory)"),
         (["time-order", "--keys", "."], "--keys: got . (Is a directory)"),
         (["time-order", "--keys", "text.npy"], "--keys: got text.npy, which is no .npy file of numbers"),
@@ -140,7 +153,6 @@ def test_what_differs_is_said_and_is_no_error(folder: Path) -> None:
         (["time-order", "--keys", "huge.npy"], "--keys: got huge.npy, which is no .npy file of numbers"),
         (["time-order", "--values", "v.npy"], "values: got an array without keys"),
         (["time-order", "--keys", "k.npy", "--values", "short.npy"], "values: got 5 rows, expected 20"),
-        (["time-order", "--jobs", "0"], "jobs: got 0"),
         (["time-order", "--out", "k.npy"], "k.npy: got File exists, expected a folder"),
         (["mixing", "--kernel", "tophat:radius=0.001"], "affinity: got a reducible chain"),
     ],

@@ -6,11 +6,11 @@ import os
 import sys
 from typing import Any
 
-from nlflow.errors import check_flag
-
 
 def bar(*args: Any, progress: Any = True, **words: Any) -> Any:
     from tqdm import tqdm
+
+    from nlflow.errors import check_flag  # loads NumPy, and the command begins without
 
     hidden = not check_flag("progress", progress)
     return tqdm(*args, leave=False, file=sys.stderr, disable=hidden, **_size(), **words)

@@ -16,7 +16,16 @@ from typer.core import TyperCommand, TyperGroup
 
 from nlflow.backends.interrupts import delivered, leave, terminable
 from nlflow.desk.options import refuse_idle, renewed
-from nlflow.desk.terminal import close_stdout, echo, ensure_streams, mendable, nobody_reads, say, tell_of_compiling
+from nlflow.desk.terminal import (
+    close_stdout,
+    echo,
+    ensure_streams,
+    in_shell,
+    mendable,
+    nobody_reads,
+    say,
+    tell_of_compiling,
+)
 
 _Usage: Any = typer.BadParameter.__mro__[1]  # whatever is wrong with a command line; typer has no name for it
 P = ParamSpec("P")
@@ -48,8 +57,8 @@ Demonstration and validation run on the CPU; denoise takes --set device=cuda, st
 """
 
 
-def _reported(command: Callable[P, T]) -> Callable[P, T]:
-    """Turn the errors that a user can mend into one line on stderr and an exit code."""
+def _reported(command: Callable[P, T], params: list[Any]) -> Callable[P, T]:
+    """Turn the errors that a user can mend into one line on stderr and an exit code; `params` are the command's."""
 
     @functools.wraps(command)
     def run(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -72,10 +81,32 @@ def _reported(command: Callable[P, T]) -> Callable[P, T]:
                 message = mendable(error)
                 if message is None:
                     raise
+                if (misuse := _misuse(error, message, params, kwargs)) is not None:
+                    raise misuse from None
                 say("error", message)
                 raise typer.Exit(1) from None
 
     return run
+
+
+_HELD = {"flat", "text", "sigma", "noise", "axes", "channel_axis", "device"}  # against what a file or a model holds
+
+
+def _misuse(error: Exception, message: str, params: list[Any], given: dict[str, Any]) -> typer.BadParameter | None:
+    """Return what is wrong with the value of an option that was given, unless a file is or holds what is wrong."""
+    from nlflow.errors import InputError
+
+    word, _, why = message.partition(": ")
+    asked = word.lstrip("-").partition(" ")[0].replace("-", "_")  # of --write format: write
+    for one in params if type(error) is InputError and asked not in _HELD else ():
+        value = given.get(one.name)
+        names = {one.name, *(name.lstrip("-").replace("-", "_") for name in one.opts)}
+        if one.param_type_name != "option" or asked not in names or value is None:
+            continue
+        values = value if isinstance(value, list | tuple) else [value]
+        if not any(isinstance(part, Path) or (isinstance(part, str) and Path(part).exists()) for part in values):
+            return typer.BadParameter(in_shell(why), param_hint=word if word.startswith("--") else one.opts[0])
+    return None
 
 
 class _Command(TyperCommand):
@@ -219,10 +250,12 @@ class _Commands(TyperGroup):
             known["sections"] = module.sections
         base = _FromTo if name == "denoise" else _Command
         text = getattr(module, f"{name.upper()}_HELP", None) or module.HELP
+        params: list[Any] = []
         one.command(name, cls=type(base.__name__, (base,), known), help=text, short_help=short)(
-            _reported(getattr(module, name))
+            _reported(getattr(module, name), params)
         )
-        found = typer.main.get_command(one)
+        found: Any = typer.main.get_command(one)
+        params += found.params
         found.context_settings = dict(app.info.context_settings or {})
         return found
 

@@ -123,10 +123,10 @@ def info(
     licenses: Annotated[bool, typer.Option("--licenses", help="Licences of what is installed.")] = False,
 ) -> None:
     """See `INFO_HELP`."""
-    from nlflow.errors import InputError, format_bytes
+    from nlflow.errors import format_bytes
 
     if for_support and licenses:
-        raise InputError("--support, --licenses: got both, expected one of them; leave one out")
+        raise typer.BadParameter("is not for --licenses, and both were given; leave one out", param_hint="--support")
     if licenses:
         _licences(as_json)
         return
