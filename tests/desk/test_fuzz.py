@@ -205,7 +205,7 @@ def guard_file(guard: Guard) -> Path:
 def test_readers_that_fill_the_memory_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     # The peak of a process never falls: what other tests took would hide what this one takes.
     peaks = iter([2**30, 2**30 + 2**29 + 1])
-    monkeypatch.setattr("validation.robustness.fuzz.watch._peak", lambda: next(peaks))
+    monkeypatch.setattr("validation.robustness.fuzz.watch.peak", lambda: next(peaks))
     with pytest.raises(BrokenPropertyError, match=r"peak of memory grew by 536870913 bytes for an input of 3 bytes"):
         judge(lambda data: None, b"abc")
 
