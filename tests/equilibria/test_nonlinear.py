@@ -528,6 +528,25 @@ def test_a_node_alone_at_an_end_of_the_interval_conserves_nothing(rest: float, u
     assert (told.unstable, told.neutral, len(told.eigenvalues)) == (unstable, 0, 40)
 
 
+@pytest.mark.parametrize(
+    ("x", "strength", "allowed"),
+    [
+        ([8.0, 5.0, 1.0, 0.5, 0.2], 1.0, False),  # a singular Jacobian: 5e17 beside 1
+        ([8.0, 5.0, 1.0, 0.5, 0.2], 1e-3, False),
+        ([7.0, 4.7, -6.0], 1e9, False),  # products with the Jacobian lose what its matrix has
+        ([3.0, 2.0, 1.0, 0.5, 0.2], 1.0, True),
+    ],
+)
+def test_a_fast_diffusion_that_hides_a_slow_one_finds_no_equilibrium(x: Any, strength: float, allowed: bool) -> None:
+    f, keys = np.random.default_rng(0).normal(size=len(x)), np.array(x)[:, None]
+    weights = nl.affinity(nl.ExpDotProduct(scale=1.0), nl.Points(np.arange(1.0 * len(x)), np.ones(len(x))), keys)
+    found = find_equilibrium(nl.GradientFlow(nl.E(weights, f, strength), "l2"), f)
+    assert found.success == allowed, found.message
+    k = 2 * np.exp(keys @ keys.T) * (1 - np.eye(len(x)))
+    exact = np.linalg.solve(np.diag(k.sum(axis=1) + strength) - k, strength * f)
+    assert not allowed or np.abs(found.u - exact).max() < 1e-10
+
+
 def test_what_rounding_hides_of_du_dt_is_told() -> None:
     """A node that sees itself e^64 fold: du/dt there is off by 1e12, and the fidelity pulls by 1e10."""
     x, f = np.array([[8.0], [5.0], [1.0], [0.5], [0.2]]), np.random.default_rng(0).normal(size=5)

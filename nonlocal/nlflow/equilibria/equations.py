@@ -96,7 +96,7 @@ class Equations:
     def of(self, flow: Flow) -> Self:
         result = copy.copy(self)
         result.flow, result._sure = check_autonomous(flow), False
-        for name in ("invariants", "shifts", "_moved"):
+        for name in ("invariants", "shifts", "_moved", "laws_of_diffusion"):
             vars(result).pop(name, None)
         result._require_steady()
         return result
@@ -207,7 +207,8 @@ class Equations:
             linear = self._linear
             result = np.asarray(linear + self._local(x, linear))
             off = np.abs(result @ probe - target).max()
-            if off <= 1e2 * self._noise(x) * max(np.abs(result).sum(axis=1).max(), 1e-300):
+            size = max(np.abs(result).sum(axis=1).max(), self.cancelling(probe), 1e-300)
+            if off <= 1e2 * self._noise(x) * size:
                 self._sure = True
                 return result
             self._linear = None  # that of a flow with another parameter
@@ -220,6 +221,7 @@ class Equations:
             isinstance(flow, LinearFlow)
             and len(x) == flow.affinity.domain.size
             and self.like.ndim == len(flow.affinity.domain.shape)
+            and flow._shape[0] is None
         )
         if not one or not isinstance(flow, LinearFlow) or flow.evolving or not self.free.all():
             return None
@@ -267,15 +269,19 @@ class Equations:
 
     def unbalanced(self, x: Floats) -> float:
         """Return how much what moves beside diffusion moves a mean that diffusion conserves, over its size nearby."""
-        moved, slow = self._moved
+        _, slow = self._moved
         if not slow.any():
             return 0.0
-        now = self._beside_diffusion(x)
-        laws = [law for law, _ in self._laws_of(moved - slow, 0 * slow)]
+        now, laws = self._beside_diffusion(x), self.laws_of_diffusion
         sizes = [float((np.abs(slow.reshape(len(slow), -1)) @ np.abs(law)).max()) for law in laws]
         return max(
             (abs(float(law @ now)) / size for law, size in zip(laws, sizes, strict=True) if size > 0), default=0.0
         )
+
+    @cached_property
+    def laws_of_diffusion(self) -> list[Floats]:
+        moved, slow = self._moved
+        return [law for law, _ in self._laws_of(moved - slow, 0 * slow)]
 
     @cached_property
     def _moved(self) -> tuple[Floats, Floats]:

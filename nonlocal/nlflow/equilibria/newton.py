@@ -12,7 +12,7 @@ import numpy as np
 from nlflow._array import Brief, Floats, to_numpy, underflowing
 from nlflow.equilibria.equations import ALMOST, NONE, Equations, Neutral
 from nlflow.equilibria.limits import Equilibrium
-from nlflow.equilibria.tangents import Answer, Border, Tangent
+from nlflow.equilibria.tangents import Answer, Border, Tangent, left_alone
 from nlflow.errors import InputError, check_choice, check_integer, check_number, checked_call
 from nlflow.flows.flow import Flow
 from nlflow.flows.linear import LinearFlow
@@ -89,17 +89,32 @@ class Search(Brief):
         self.error = moved / max(equations.norm(x), self.least, min(moved, 1.0), 1e-300)
         return answer
 
-    def _hidden(self) -> float:
-        """Return how far off x may be by what rounding hides of F there, relative; 0 where the Jacobian is singular."""
-        equations, x = self.equations, self.x
+    def _hidden(self, rounded: bool) -> float:
+        """Return how far off x may be by what rounding hides of F there, relative, as far as the Jacobian tells."""
+        equations, x, tangent = self.equations, self.x, Tangent(self.equations, self.x)
         length = math.sqrt(equations.rounding) * float(np.max(np.abs(x), initial=0.0))
         way = length * np.random.default_rng(4).uniform(-1, 1, len(x))
-        noise = equations(x + way) - equations(x) - equations.times(x + way / 2, way)
-        if self.singular or not np.isfinite(noise).all():
+        noises = [equations(x + way) - equations(x) - equations.times(x + way / 2, way)] if rounded else []
+        if tangent.dense:  # the matrix has digits that products lose
+            lost = tangent.matrix @ x - equations.times(x, x)
+            noises.append(np.where(np.abs(lost) > equations.rounding * (np.abs(tangent.matrix) @ np.abs(x)), lost, 0.0))
+        if not np.isfinite(noises).all():
             return 0.0
+        if self.singular:
+            told = self._unknown_laws(tangent.matrix, np.abs(noises).sum(axis=0))
+            return math.inf if told > error_allowed(self.rtol) else 0.0
         neutral = equations.neutral(x)
-        moved = equations.norm(Tangent(equations, x).solve(noise, Border.of(neutral), np.zeros(neutral.count)).v)
+        border, none = Border.of(neutral), np.zeros(neutral.count)
+        moved = max((equations.norm(tangent.solve(noise, border, none).v) for noise in noises), default=0.0)
         return moved / max(equations.norm(x), self.least, 1e-300)
+
+    def _unknown_laws(self, matrix: Floats, noise: Floats) -> float:
+        """Return the noise of means that only rounding conserves, over what moves them beside diffusion nearby."""
+        laws, (_, slow) = np.abs(left_alone(matrix)), self.equations._moved
+        if len(laws) <= len(self.equations.laws_of_diffusion):
+            return 0.0
+        size = float(np.max(laws @ np.abs(slow).reshape(len(slow), -1).T))
+        return float(np.max(laws @ noise)) / size if size > 0 else 0.0
 
     def transient(self, maxiter: int) -> bool:
         equations, x = self.equations, self.x
@@ -135,8 +150,8 @@ class Search(Brief):
             self._step(self.x, equations(self.x))
         if small and self.singular and equations.unbalanced(self.x) > error_allowed(self.rtol):
             self.error = math.inf  # beside a fast diffusion nothing is left of what moves the mean
-        if small and residual > 0:
-            self.error = max(self.error, self._hidden())
+        if small:
+            self.error = max(self.error, self._hidden(residual > 0))
         success, _ = verdict(residual, self.rtol, self.error)
         how = "Newton's method" if method == "newton" else "pseudo-transient continuation"
         words = [f"residual {residual:.3g} by {how}"]

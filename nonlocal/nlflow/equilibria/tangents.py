@@ -48,6 +48,21 @@ class Answer:
     singular: bool = False
 
 
+def _scaled(matrix: Floats) -> tuple[Floats, Floats, Floats]:
+    """Return factors that make rows and columns of one size, so that small units do not look singular."""
+    rows = 1 / np.maximum(np.abs(matrix).max(axis=1), 1e-300)
+    columns = 1 / np.maximum(np.abs(rows[:, None] * matrix).max(axis=0), 1e-300)
+    return rows, columns, rows[:, None] * matrix * columns
+
+
+def left_alone(matrix: Floats) -> Floats:
+    """Return rows l with l @ matrix = 0 up to rounding, (k, n)."""
+    rows, _, scaled = _scaled(matrix)
+    vectors, sizes, _ = np.linalg.svd(scaled)
+    laws = vectors.T[sizes <= 100 * _SINGULAR * sizes.max(initial=0.0)] * rows
+    return np.asarray(laws / np.abs(laws).max(axis=1, keepdims=True))
+
+
 class Tangent:
     """The Jacobian at x less `shift`: a matrix up to `DENSE` unknowns, products beyond."""
 
@@ -77,10 +92,7 @@ class Tangent:
         right = np.concatenate([b, d])
         if not (np.isfinite(whole).all() and np.isfinite(right).all()):
             return Answer(np.full(n, np.nan), np.full(k, np.nan), math.inf)
-        # Rows and columns of one size, so that small units do not look singular.
-        rows = 1 / np.maximum(np.abs(whole).max(axis=1), 1e-300)
-        columns = 1 / np.maximum(np.abs(rows[:, None] * whole).max(axis=0), 1e-300)
-        scaled = rows[:, None] * whole * columns
+        rows, columns, scaled = _scaled(whole)
         norm = float(np.abs(scaled).sum(axis=0).max())
         lu, pivots, failed = lapack.dgetrf(scaled)
         known = 0.0 if failed else float(lapack.dgecon(lu, norm)[0])
