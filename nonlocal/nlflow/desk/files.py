@@ -487,7 +487,7 @@ def _kept(values: Array, media: Media) -> Array:
 
 
 def write(target: str | os.PathLike[str] | Writing, data: Array, media: Media) -> None:
-    """Write a result of the units and the shape of ``media.data`` as that is stored; NPY, NPZ and CSV get floats."""
+    """Write a result of the units and the shape of ``media.data`` as that is stored; NPY, NPZ and tables get floats."""
     writing = writing_of(target)
     path = writing.path
     check_output(writing, media)

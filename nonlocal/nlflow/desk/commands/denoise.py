@@ -62,9 +62,10 @@ _WORDS = "\n".join(f"  {f'--noise {name}':<38}{word.help}" for name, word in WOR
 HELP = f"""Remove noise from images, signals, volumes and video.
 
 The result has the size and the units of the input: grey levels 0..255 for an 8-bit image, raw samples for a WAV
-file. It has its type too, but in NPY, NPZ and CSV, which keep all digits. What comes with the samples is kept: alpha
-channel, orientation, EXIF, colour profile, resolution, TIFF description, sample rate and format, column names. A note
-names what OUT cannot hold. OUT may have another format than IN if it can hold the data.
+file. It has its type too, but in NPY, NPZ and tables, which get floats; 1 bit becomes grey levels of 8 bits. What
+comes with the samples is kept: alpha channel, orientation, EXIF, colour profile, resolution, TIFF description, sample
+rate and format, column names. A note names what OUT cannot hold. OUT may have another format than IN if it can hold
+the data.
 
 Formats: PNG, JPEG, TIFF, BMP, WebP, PGM, PPM; NPY, NPZ, MAT (5 and 7.3), HDF5 (extra hdf5); WAV, AU; tables (CSV, TSV,
 TXT, DAT, and Parquet with the extra parquet); stacks and video (below). Read only, with OUT in another format: PBM, GIF
