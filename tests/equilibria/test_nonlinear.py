@@ -336,6 +336,26 @@ def test_a_pattern_on_a_circle_is_told_up_to_translation() -> None:
     assert np.abs(told.eigenvalues[:4].real - values[inside][:4]).max() < 1e-9
 
 
+@pytest.mark.parametrize("dense", [600, 4])
+def test_eigenvectors_beside_a_translation_are_those_of_the_jacobian(
+    dense: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grid = nl.Grid(64, spacing=1 / 64, boundary="periodic")
+    flow = nl.GradientFlow(nl.J(nl.affinity(nl.Gaussian(0.2), grid)), "conserved", reaction=nl.AllenCahn(0.65))
+    found = find_equilibrium(flow, 0.3 * np.cos(2 * np.pi * grid.nodes[:, 0] - 0.3) + 0.02)
+    equations = Equations(flow, "u", found.u)
+    matrix = equations.matrix(equations.start)
+    monkeypatch.setattr(equations_module, "DENSE", dense)
+    monkeypatch.setattr("nlflow.equilibria.eigenvalues.DENSE", dense)
+    told = stability(flow, found.u, 5)
+    assert (told.neutral, told.symmetric) == (2, False)
+    for value, vector, residual in zip(told.eigenvalues, told.vectors, told.residuals, strict=True):
+        assert np.sqrt(np.mean(np.abs(vector) ** 2)) == pytest.approx(1, abs=1e-12)
+        off = np.sqrt(np.mean(np.abs(matrix @ vector - value * vector) ** 2))
+        assert off < 1e-9
+        assert abs(off - residual) < 1e-12
+
+
 def test_deflation_finds_the_others() -> None:
     flow = nl.GradientFlow(nl.J(nl.affinity(nl.Gaussian(0.5), nl.Grid(4))), "degree", reaction=nl.AllenCahn(0.9))
     found = find_equilibria(flow, [np.array([0.9, -0.7, 0.8, 0.6]), 0.2 * np.ones(4)], most=9)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from nlflow._array import Floats, underflowing
 from nlflow.equilibria.branches import Branch, BranchPoint, Point
-from nlflow.equilibria.eigenvalues import Spectrum
+from nlflow.equilibria.eigenvalues import Spectrum, eigenvectors
 from nlflow.equilibria.equations import ALMOST, DENSE, NONE, Equations
 from nlflow.equilibria.newton import Search
 from nlflow.equilibria.tangents import Border, Tangent
@@ -478,6 +478,7 @@ class Continuation:
             "eigenvalue": leading, "after": after, "_place": (x, q), "_tangent": tangent,
         }  # fmt: skip
         if abs(leading.imag) > _ZERO * size:
+            vectors, _ = eigenvectors(equations, x, spectrum, members)
             waves = np.array([equations.shaped(v) for v in vectors.T[::2]])
             return BranchPoint(
                 "hopf", multiplicity=max(len(members) // 2, 1), vectors=waves, _null=vectors.real, **told

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -125,11 +125,34 @@ def stability(flow: Flow, u: Any, k: int = 6) -> Stability:
         message = (
             f"u is not at rest: du/dt is {residual:.2g} of what cancels in it; take u of find_equilibrium; {message}"
         )
+    vectors, residuals = eigenvectors(equations, x, spectrum, list(range(len(spectrum.values)))[:k])
     return Stability(
         verdict, -leading, error, spectrum.unstable, spectrum.values[:k],
-        np.array([equations.shaped(v) for v in spectrum.vectors.T[:k]]), spectrum.residuals[:k],
+        np.array([equations.shaped(v) for v in vectors.T]), residuals,
         spectrum.neutral.count, spectrum.symmetric, residual, message,
     )  # fmt: skip
+
+
+def eigenvectors(
+    equations: Equations, x: Floats, spectrum: Spectrum, members: Sequence[int]
+) -> tuple[NDArray[Any], Floats]:
+    """Return some eigenvectors of a spectrum, columns, and |J v - mu v|."""
+    neutral, values, vectors = spectrum.neutral, spectrum.values[members], spectrum.vectors[:, members]
+    columns, rows = neutral.columns[:, neutral.conserved :], neutral.rows[neutral.conserved :]
+    if spectrum.symmetric or not columns.shape[1] or not len(values):
+        return vectors, spectrum.residuals[members]
+
+    def left(v: NDArray[Any], mu: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any], Floats]:
+        v = v / np.linalg.norm(equations.root[:, None] * v, axis=0)
+        image = [equations.times(x, one.real) + 1j * equations.times(x, one.imag) for one in v.T]
+        rest = np.stack(image, axis=1) - mu * v
+        return v, rest, np.linalg.norm(equations.root[:, None] * rest, axis=0)
+
+    # Translations that were moved away are mixed into the others, where rows are no left null vectors.
+    found, rest, residuals = left(vectors, values)
+    share = np.divide(rows @ rest, values, out=np.zeros((len(rows), len(values)), complex), where=values != 0)
+    mended, _, less = left(found + columns @ share, values)
+    return np.where(less < residuals, mended, found), np.fmin(less, residuals)
 
 
 def _near_rest(equations: Equations, x: Floats) -> bool:

@@ -468,14 +468,10 @@ class Equations:
 
 @dataclass(frozen=True)
 class Neutral:
-    """Pairs of a row and a column, rows @ columns = I.
+    """Pairs of a row and a column, rows @ columns = I; first those of conserved means, whose rows @ F = 0."""
 
-    First those of conserved means: rows @ F = 0, and the column changes the mean (in the conserved metric it need not
-    be neutral). Then those of translations, whose columns J maps to 0; their rows conserve nothing.
-    """
-
-    columns: Floats
-    rows: Floats
+    columns: Floats  # of a mean: it changes the mean, and need not be neutral; of a translation: neutral
+    rows: Floats  # of a translation: it conserves nothing
     conserved: int
 
     @property
