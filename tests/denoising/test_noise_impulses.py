@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from scipy.ndimage import median_filter
+from scipy.ndimage import maximum_filter, median_filter
 from scipy.special import erf
 from skimage import data
 
@@ -320,6 +320,48 @@ def test_strokes_and_single_pixels_of_drawings_stay(sigma):
     z = page + np.random.default_rng(0).normal(0, sigma, page.shape)
     for picture in (z, data.text()[:, :170] + np.random.default_rng(0).normal(0, sigma, (172, 170))):
         assert find_hot_pixels(picture[..., None]) is None
+
+
+def marked(rows, columns):
+    drawn = np.zeros((256, 256))
+    drawn[rows, columns] = 120
+    return drawn
+
+
+COUNT = np.arange(256)
+GENTLE, STEEP = ((128 + a * np.sin(COUNT / b)).astype(int) for a, b in ((60, 30), (115, 20)))
+DRAWN = {
+    "a short line": marked(20 + COUNT[:60], 40 + COUNT[:60]),
+    "a dotted line": marked(128, np.arange(20, 236, 6)),
+    "points in a corner": marked(*np.s_[40:80:8, 40:80:8]),
+    "points on a lattice": marked(*np.s_[25::51, 25::51]),
+    "a curve": marked(GENTLE, COUNT),
+    "a steep curve": marked(STEEP, COUNT),
+    "ends of lines": np.maximum(marked(100, COUNT[30:220]), marked(COUNT[40:200], 77)),
+}
+
+
+@pytest.mark.parametrize("name", DRAWN)
+def test_lines_and_points_on_smooth_ground_stay(name):
+    """Nothing else of the picture tells that it is as sharp as a pixel."""
+    clean = 100 + 25 * np.sin(COUNT / 17)[:, None] + 20 * np.cos(COUNT / 23)
+    drawn, rng = DRAWN[name], np.random.default_rng(0)
+    z = clean + drawn + rng.normal(0, 3, clean.shape)
+    assert find_hot_pixels(z[..., None]) is None
+
+
+def test_hot_pixels_beside_lines_are_found_and_the_lines_stay():
+    clean = 100 + 25 * np.sin(COUNT / 17)[:, None] + DRAWN["a short line"] + DRAWN["a curve"]
+    rng = np.random.default_rng(0)
+    hot = (rng.random(clean.shape) < 0.0015) & (maximum_filter(clean, 7) < 130)
+    z = (clean + 150 * hot + rng.normal(0, 3, clean.shape))[..., None]
+    assert np.array_equal(find_hot_pixels(z).reduce(z).missing, hot)
+
+
+def test_outliers_of_one_corner_of_a_frame_are_no_hot_pixels():
+    z = np.random.default_rng(0).normal(100, 3, (12, 64, 64))
+    z[5, :20, :20] += 150 * (np.random.default_rng(1).random((20, 20)) < 0.1)
+    assert find_hot_pixels(z[..., None]) is None
 
 
 @pytest.mark.parametrize("mean", [0.05, 0.3, 1.0])

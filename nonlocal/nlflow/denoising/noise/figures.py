@@ -229,6 +229,8 @@ class OfSharpness(
     beyond = figure(2.0, "times as far as noise reaches are most of them: a tail ends there")
     tiles = figure(4, "along each axis, over which outliers are strewn")
     strewn = figure(0.7, "of the tiles that chance hits, and of the outliers that are alone, at least")
+    by_chance = figure(0.4, "off a half, in which of two outliers that are strewn one has another near")
+    track = figure(16, "samples that hang together, of a cosmic ray; longer ones are lines")
 
 
 class OfStripes(Figures, source=ON_PHOTOGRAPHS):

@@ -221,8 +221,8 @@ def _even(visible: list[NDArray[np.bool_]], hits: list[NDArray[np.bool_]], count
 def find_hot_pixels(samples: Array, missing: NDArray[np.bool_] | None = None) -> HotPixels | None:
     """Find samples that are sharper than optics allow: hot and dead pixels, tracks of cosmic rays.
 
-    In a clip or volume those that are the same in all frames are looked for first, then single samples. Where lines and
-    points of a picture are as sharp, samples count only if they are strewn over all of it.
+    In a clip or volume those that are the same in all frames are looked for first, then single samples. They count only
+    if they are strewn over the picture.
 
     Parameters
     ----------

@@ -241,8 +241,8 @@ class HotPixels(Strewn):
 
     Notes
     -----
-    `reduce` marks as missing what is sharper than optics allow: in each frame, or with `fixed` in the median over the
-    frames; in a signal, `Spikes`. Hot pixels that are no brighter than noise may be stay.
+    `reduce` marks as missing points and short tracks that are sharper than optics allow: in each frame, or with `fixed`
+    in the median over the frames; in a signal, `Spikes`. Hot pixels that are no brighter than noise may be stay.
 
     References
     ----------

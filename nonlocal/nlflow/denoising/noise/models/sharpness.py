@@ -26,8 +26,10 @@ class Outliers:
     above: Values  # what is around
     excess: Values  # over what noise reaches
     alone: NDArray[np.bool_]  # no neighbour is far as well
+    piece: Places  # a number, the same for those that hang together
+    line: NDArray[np.bool_]  # in a piece that is longer than a track
     soft: bool  # whether the picture has no step that is as sharp
-    shape: tuple[int, ...]
+    absent: NDArray[np.bool_]
 
     @classmethod
     def of(cls, plane: Array, absent: NDArray[np.bool_], band: int | None = None) -> Self:
@@ -45,11 +47,13 @@ class Outliers:
         least, most = _noise(padded, few, columns, bend)
         if not 0 < most < math.inf:
             nothing, none = np.zeros(0), np.zeros(0, np.intp)
-            return cls(none, none, nothing, nothing, np.zeros(0, bool), True, z.shape)
+            return cls(none, none, nothing, nothing, none > 0, none, none > 0, True, absent)
         near = np.flatnonzero((np.abs(bend) > most * least) & ~absent.ravel())
         rows, along = np.divmod(near, columns)
-        far = np.sort([padded[rows + i, along + j] for i, j in ((0, 2), (4, 2), (2, 0), (2, 4))], axis=0)[1:3].mean(0)
-        near = near[_like(bend[near], z.ravel()[near] - far, OfSharpness.roughly)]
+        far = np.sort([padded[rows + i, along + j] for i, j in ((0, 2), (4, 2), (2, 0), (2, 4))], axis=0)
+        beyond = np.where(bend[near] > 0, far[:2].mean(0), far[2:].mean(0))  # a line goes on to two of the four
+        lined = near[_like(bend[near], z.ravel()[near] - beyond, OfSharpness.roughly)]
+        near = near[_like(bend[near], z.ravel()[near] - far[1:3].mean(0), OfSharpness.roughly)]
         low, middle, high = _around(padded, near, columns)
         spread, values = np.maximum((high - low) / QUARTILES, least), z.ravel()[near]
         above = np.where(bend[near] > 0, values - low, values - high)  # on a ridge the median is high
@@ -60,16 +64,22 @@ class Outliers:
         ring = [padded[rows + i, along + j] for i, j in itertools.product((1, 2, 3), repeat=2) if (i, j) != (2, 2)]
         beside = np.max((np.array(ring) - middle) * np.sign(above), axis=0) if len(near) else above
         alone = beside < OfSharpness.alone * np.abs(above)
-        return cls(rows, along, unit * above, excess, alone, _is_soft(z, most * least, band), z.shape)
+        both = np.union1d(lined, near) if len(near) else near
+        piece = _pieces(np.stack([*np.divmod(both, columns), 3 * np.sign(bend[both])], axis=-1))
+        line = (np.bincount(piece) > OfSharpness.track)[piece]
+        at = np.searchsorted(both, near)
+        return cls(
+            rows, along, unit * above, excess, alone, piece[at], line[at], _is_soft(z, most * least, band), absent
+        )
 
     @property
     def found(self) -> NDArray[np.bool_]:
-        """All in a soft picture; in a sharp one those that its own lines are not."""
-        return self.alone | self.soft
+        """Those that the picture's own lines are not; in a sharp one those that are alone."""
+        return np.asarray(~self.line if self.soft else self.alone)
 
     @property
     def mask(self) -> NDArray[np.bool_]:
-        mask = np.zeros(self.shape, bool)
+        mask = np.zeros(self.absent.shape, bool)
         mask[self.rows[self.found], self.columns[self.found]] = True
         return mask
 
@@ -77,16 +87,44 @@ class Outliers:
     def believed(self) -> bool:
         """Whether they are no part of the picture."""
         for chosen, least in ((self.found & self.soft, OfSharpness.least), (self.alone, OfSharpness.least_alone)):
-            count = np.count_nonzero(chosen)
-            if count < least or float(np.median(self.excess[chosen])) < OfSharpness.beyond:
+            _, firsts = np.unique(self.piece[chosen], return_index=True)
+            if len(firsts) < least or float(np.median(self.excess[chosen])) < OfSharpness.beyond:
                 continue
-            tiles = OfSharpness.tiles
-            places = self.rows[chosen] * tiles // self.shape[0] * tiles + self.columns[chosen] * tiles // self.shape[1]
-            expected = tiles**2 * (1 - (1 - tiles**-2) ** count)
-            strewn = len(np.unique(places)) > OfSharpness.strewn * expected
-            if self.soft or (strewn and count > OfSharpness.strewn * len(self.rows)):
+            most = self.soft or np.count_nonzero(chosen) > OfSharpness.strewn * len(self.rows)
+            if most and _are_strewn(self.rows[chosen][firsts], self.columns[chosen][firsts], self.absent):
                 return True
         return False
+
+
+def _pieces(places: Values) -> Places:
+    """Return a number for each place, the same for those that hang together, with gaps of a sample at most."""
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import connected_components
+    from scipy.spatial import cKDTree
+
+    if not len(places):
+        return np.zeros(0, np.intp)
+    pairs = cKDTree(places).query_pairs(2, p=math.inf, output_type="ndarray")
+    touch = coo_array((np.ones(len(pairs), bool), tuple(pairs.T)), shape=(len(places),) * 2)
+    return np.asarray(connected_components(touch, directed=False)[1], np.intp)
+
+
+def _are_strewn(rows: Places, columns: Places, absent: NDArray[np.bool_]) -> bool:
+    """Tell whether places are as many parts of a picture as by chance, and neither close to each other nor even."""
+    from scipy.spatial import cKDTree
+
+    count, tiles = len(rows), OfSharpness.tiles
+    across, along = (np.eye(tiles)[:, np.arange(n) * tiles // n] for n in absent.shape)
+    room = across @ (~absent).astype(np.float64) @ along.T
+    expected = float(np.sum(1 - (1 - room / room.sum()) ** count))
+    met = np.count_nonzero(across[:, rows] @ along[:, columns].T)
+    if met <= OfSharpness.strewn * expected or count < OfSharpness.least_alone:
+        return bool(met > OfSharpness.strewn * expected)
+    area = math.log(2) * float(room.sum()) / count  # in which a place of two has another
+    reach = max(math.sqrt(area), area / min(absent.shape)) / 2
+    places = np.stack([rows, columns], axis=-1)
+    near = cKDTree(places).query(places, k=[2], p=math.inf)[0] <= reach
+    return abs(float(near.mean()) - 0.5) <= OfSharpness.by_chance
 
 
 def _filled(plane: Array, absent: NDArray[np.bool_]) -> tuple[Values, float]:
