@@ -23,6 +23,8 @@ from nlflow.attention.probing.metrics import (
 
 torch = pytest.importorskip("torch")
 
+from nlflow.attention import LayerTrace, Survey, discretize  # noqa: E402
+
 Array = NDArray[Any]
 RNG = np.random.default_rng(3)
 X = RNG.normal(size=(4, 9, 5)) + 0.7
@@ -172,8 +174,27 @@ def test_redundancy() -> None:
         (lambda: head_redundancy(X, X[0]), "following: got shape"),
         (lambda: mean_cosine(np.ones((0, 3))), "x: got an empty array"),
         (lambda: mean_cosine("words"), "x: got"),
+        (lambda: participation_rank(X, centred="no"), "centred: got 'no', expected True or False"),  # type: ignore[arg-type]
+        (lambda: LayerTrace((), "", {}).rows(spectra="no"), "spectra: got 'no', expected True or False"),  # type: ignore[arg-type]
+        (lambda: Survey("", 1, ()).to_pandas(by_head="no"), "by_head: got 'no', expected True or False"),  # type: ignore[arg-type]
+        (lambda: discretize(None, symmetric="no"), "symmetric: got 'no', expected True or False"),  # type: ignore[arg-type]
     ],
-    ids=["axes", "nan", "infinite", "mask-shape", "mask-type", "average", "squares", "matrices", "empty", "text"],
+    ids=[
+        "axes",
+        "nan",
+        "infinite",
+        "mask-shape",
+        "mask-type",
+        "average",
+        "squares",
+        "matrices",
+        "empty",
+        "text",
+        "centred",
+        "spectra",
+        "by_head",
+        "symmetric",
+    ],
 )
 def test_bad_input(call: Callable[[], Any], words: str) -> None:
     with pytest.raises(InputError, match=words):

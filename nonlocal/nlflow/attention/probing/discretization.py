@@ -22,7 +22,7 @@ from nlflow.attention.probing.trace import Head, Layer, LayerTrace
 from nlflow.attention.probing.verdicts import random_stochastic
 from nlflow.attention.threads import evaluating, using
 from nlflow.domains import Points
-from nlflow.errors import InputError, check_integer, check_number
+from nlflow.errors import InputError, check_integer, check_number, checked_call
 from nlflow.flows.flow import Flow
 from nlflow.flows.gradient import AttentionFlow
 from nlflow.flows.integrators import ExplicitEuler, Exponential, RungeKutta
@@ -63,6 +63,7 @@ class Discretization(Brief):
 
 
 @underflowing
+@checked_call
 def discretize(
     layer: Layer | Head,
     *,

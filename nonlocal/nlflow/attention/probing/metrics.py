@@ -8,7 +8,7 @@ import numpy as np
 
 from nlflow._array import Array, is_numpy, is_tensor, namespace, underflowing
 from nlflow._looks import assure
-from nlflow.errors import InputError, NumericalError, check_array
+from nlflow.errors import InputError, NumericalError, check_array, checked_call
 
 _ROUNDINGS = 16  # units of rounding: a direction that is shorter, relative to its token, is rounding
 
@@ -77,6 +77,7 @@ def hfc_lfc(x: Any, *, mask: Any = None) -> Array:
     return xp.where(low > 0, _ratio(xp, high, low), infinite)
 
 
+@checked_call
 @underflowing
 def participation_rank(x: Any, *, mask: Any = None, centred: bool = False) -> Array:
     """Return (sum s^2)^2 / sum s^4 of the singular values s of X, in O(N D min(N, D)) time; NaN where all are 0.

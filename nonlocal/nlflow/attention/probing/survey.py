@@ -22,7 +22,7 @@ from nlflow.attention.probing.probe import check_sequences, probe
 from nlflow.attention.probing.recording import Take
 from nlflow.attention.probing.trace import LayerTrace, as_frame
 from nlflow.backends.progress import bar
-from nlflow.errors import InputError, warn_caller
+from nlflow.errors import InputError, checked_call, warn_caller
 
 Floats = NDArray[np.float64]
 ONE_INPUT = (
@@ -158,6 +158,7 @@ class Survey(Brief):
     count: int
     states: tuple[SurveyedState, ...]
 
+    @checked_call
     def rows(self, *, by_head: bool = False) -> list[dict[str, Any]]:
         """Return one row for each state, or for each head.
 
@@ -229,6 +230,7 @@ class Survey(Brief):
         """Return for each stack whether it over-smooths, in a sentence."""
         return [growth.sentence() for growth in self.growths()]
 
+    @checked_call
     def to_pandas(self, *, by_head: bool = False) -> Any:
         """Return `rows` as a `pandas.DataFrame`."""
         return as_frame(self.rows(by_head=by_head))

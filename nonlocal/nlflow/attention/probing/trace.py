@@ -25,7 +25,7 @@ from nlflow.backends.progress import bar
 from nlflow.domains import Points
 from nlflow.domains.mask import Mask, Sight
 from nlflow.equilibria import largest_stable_fidelity
-from nlflow.errors import InputError, NlflowError, check_integer, check_number, warn_caller
+from nlflow.errors import InputError, NlflowError, check_integer, check_number, checked_call, warn_caller
 from nlflow.kernels import ExpDotProduct, Gaussian, Kernel
 from nlflow.markov import MarkovChain
 
@@ -474,6 +474,7 @@ class LayerTrace:
 
     # ---- tables
 
+    @checked_call
     @write_columns
     def rows(self, *, spectra: bool = True, progress: bool = False) -> list[dict[str, Any]]:
         """Return one row for each state: the embeddings of each stack, then its layers.
@@ -506,6 +507,7 @@ class LayerTrace:
             result.append({"layer": one.name, "index": result[-1]["index"] + 1, **_reduce(values)})
         return result
 
+    @checked_call
     def to_pandas(self, *, spectra: bool = True, progress: bool = False) -> Any:
         """Return `rows` as a `pandas.DataFrame`."""
         return as_frame(self.rows(spectra=spectra, progress=progress))
