@@ -122,6 +122,10 @@ class Poisson(Evened):
     σ' = sigma / gain; its noise has a standard deviation within 4 % of 1 from 4 counts on. `unstabilize` goes from
     E[D(z)], which is not D(E[z]).
 
+    With fewer than 2 counts a sample on average `denoise` sums samples of a picture over cells first. It does not in
+    signals, volumes and clips: of 1 count a sample their levels come out up to 5 % too low, of 0.2 counts up to 40 %.
+    Sum samples of these before, or take ``quality="pixels"`` for signals.
+
     References
     ----------
     Anscombe 1948 (doi 10.1093/biomet/35.3-4.246); Mäkitalo and Foi 2011 (doi 10.1109/TIP.2010.2056693) and 2013
