@@ -224,6 +224,13 @@ def test_more_counts_than_can_be_drawn_are_refused(noise, mean):
         noise.sample([mean])
 
 
+@pytest.mark.parametrize(("shape", "told"), [((64, 64), True), ((4096,), False), ((16, 16, 16), False)])
+def test_few_counts_are_told_of_pictures_alone(shape, told):
+    z = np.random.default_rng(0).poisson(0.5, (*shape, 1)).astype(float)
+    assert Poisson().reduce(z).few == (Poisson() if told else None)
+    assert Poisson().reduce(z + 10).few is None
+
+
 def test_missing_counts_alone_are_no_few_ones():
     found = Poisson().reduce(np.ones((4, 4, 1)), np.ones((4, 4), bool))
     assert found.few is None
