@@ -132,6 +132,14 @@ def test_a_rate_is_measured_once_the_slowest_mode_rules() -> None:
     assert [row["rate_ratio"] for row in result.rows] == pytest.approx([1, 1, 1], abs=0.005)
 
 
+@pytest.mark.parametrize(("seed", "verdict"), [(5, "cannot tell"), (0, "agrees")])
+def test_a_mixing_rate_is_told_of_a_start_with_enough_of_the_slowest_mode(seed: int, verdict: str) -> None:
+    options: dict[str, Any] = {"kernel": "matern:width=0.947,nu=2.5", "nodes": 13, "boundary": "isolated"}
+    rate = run_study("mixing", rng=seed, laziness=0.9, **options).fits[0]
+    assert rate.verdict == verdict
+    assert rate.note == ("another mode is nearly as slow" if verdict == "cannot tell" else "")
+
+
 @pytest.mark.slow
 def test_chains_that_are_too_slow_have_no_late_rate() -> None:
     """After 5000 steps a chain that hardly ever moves shows all of its modes."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from nlflow._array import Array, namespace, scalar
+from nlflow._array import Array, namespace, scalar, to_numpy
 from nlflow.errors import check_memory, renamed
 from nlflow.markov import MarkovChain
 from nlflow.studies.contract import JUDGED, ROUNDING, Kind, Options, Row, columns, grouped
@@ -82,11 +83,12 @@ class Mixing(Kind):
             "lower": low if origin is None else None, "upper": high,
         }  # fmt: skip
         kept = np.unique(np.linspace(0, steps, min(steps + 1, _MOST_ROWS)).round().astype(int))
+        others = partial(_others, chain, to_numpy(problem.start))
         slow = steps == _MOST_STEPS and -rate * steps > _FALLEN
         judgement = (
             [{"used": False, "note": _TOO_SLOW}] * (steps + 1)
             if slow
-            else _late(distance, _unit(problem.start), _lead(chain, rate))
+            else _late(distance, _unit(problem.start), _lead(chain, rate), others)
         )
         return [
             {
@@ -151,7 +153,29 @@ def _lead(chain: MarkovChain, rate: float) -> float:
     return lead if lead > _RATE_OFF * rate else math.inf
 
 
-def _late(distance: Floats, unit: float, lead: float = math.inf) -> list[Row]:
+def _others(chain: MarkovChain, start: Floats, first: int, last: int) -> float:
+    """Return by what part other modes raise the rate from one step to another, of a reversible chain; 0 for others."""
+    law = chain.stationary
+    if chain.states > DENSE or not chain.reversible or not law.min() > 0:
+        return 0.0
+    root = np.sqrt(law)[:, None]
+    form = root * chain.matrix() / root.T
+    mu, vectors = np.linalg.eigh((form + form.T) / 2)
+    parts = np.square(vectors.T @ (root * start.reshape(len(law), -1))).sum(axis=1)
+    order = np.argsort(-np.abs(mu))[1:]  # without constants
+    mu, parts = np.abs(mu[order]), parts[order]
+    rate = -math.log(mu[0]) if 0 < mu[0] < 1 else 0.0
+    slow = mu >= mu[0] * math.exp(-_RATE_OFF * rate)
+    if not rate > 0 or not parts[slow].sum() > 0:
+        return 0.0
+    mu = mu / mu[0]
+    beside = [math.log1p(float(parts[~slow] @ mu[~slow] ** (2 * k) / parts[slow].sum())) for k in (first, last)]
+    return (beside[0] - beside[1]) / (2 * (last - first) * rate)
+
+
+def _late(
+    distance: Floats, unit: float, lead: float = math.inf, others: Callable[[int, int], float] | None = None
+) -> list[Row]:
     """Say which steps show the rate: the second half of those above rounding, where one eigenvalue rules."""
     lowest, first = float(distance.min()), float(distance[0])
     floor = max(_CLEAR * unit, 20 * ROUNDING * first)
@@ -160,7 +184,8 @@ def _late(distance: Floats, unit: float, lead: float = math.inf) -> list[Row]:
         floor = max(_CLEAR * lowest, floor)
     above = np.flatnonzero(distance > floor)
     last = int(above[-1]) if above.size else 0
-    if lead * last < _APART:
+    hidden = others is not None and last > 1 and others(last // 2, last) > _RATE_OFF
+    if hidden or lead * last < _APART:
         return [{"used": False, "note": _TWO}] * distance.size
     notes = ["early" if 2 * k < last else "" if k <= last else "rounding level" for k in range(distance.size)]
     return [{"used": not note, "note": note} for note in notes]
