@@ -350,6 +350,16 @@ def test_lines_and_points_on_smooth_ground_stay(name):
     assert find_hot_pixels(z[..., None]) is None
 
 
+@pytest.mark.parametrize("step", [6, 12, 51])
+def test_dots_of_one_value_on_a_lattice_are_no_impulses(step):
+    z = np.rint(100 + 25 * np.sin(COUNT / 17)[:, None] + np.random.default_rng(0).normal(0, 3, (256, 256)))
+    share = 1 / step**2
+    strewn = np.where(np.random.default_rng(1).random(z.shape) < share, 255, z)
+    assert found(strewn).density == pytest.approx(share, rel=0.4)
+    z[step // 2 :: step, step // 2 :: step] = 255
+    assert found(z) is None
+
+
 def test_hot_pixels_beside_lines_are_found_and_the_lines_stay():
     clean = 100 + 25 * np.sin(COUNT / 17)[:, None] + DRAWN["a short line"] + DRAWN["a curve"]
     rng = np.random.default_rng(0)

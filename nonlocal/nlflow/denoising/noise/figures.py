@@ -187,6 +187,7 @@ class OfImpulses(Figures, source=ON_PHOTOGRAPHS):
     per_block = figure(8.0, "impulses expected in a block")
     least_step = figure(0.1, "of the range: what is nearer to its neighbours does not stick out")
     steps = figure(3.0, "the same, in steps of integers: nearer ones have no values between them that would be rare")
+    most_drawn = figure(0.1, "density with which samples of a lattice still are apart")
     clustered = figure(2.0, "times the odds of equal neighbours that samples have which are strewn")
     most = figure(0.99, "density, at most")
     piece = figure(2**16, "samples whose neighbours are sorted at a time", COST)

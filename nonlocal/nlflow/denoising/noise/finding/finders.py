@@ -15,6 +15,7 @@ from nlflow.denoising.noise.figures import (
     OfImpulses,
     OfLooks,
     OfMagnitudes,
+    OfSharpness,
     OfSpectra,
     OfStripes,
     OfTransfer,
@@ -33,7 +34,7 @@ from nlflow.denoising.noise.models.outliers import (
     outliers_of,
     surroundings,
 )
-from nlflow.denoising.noise.models.sharpness import Outliers
+from nlflow.denoising.noise.models.sharpness import Outliers, share_near
 from nlflow.denoising.noise.models.stripes import Stripes, differences, lines
 from nlflow.domains.samples import range_of
 
@@ -163,6 +164,8 @@ def _density(views: list[_View], value: float) -> float:
     between = sum(np.count_nonzero(_between(view, at, value)) for view, at in zip(views, visible, strict=True))
     if count < OfImpulses.atom * between or _clustered(views, hits, value, count / seen):
         return 0.0
+    if count / seen < OfImpulses.most_drawn and any(map(_on_lattice, hits)):
+        return 0.0
     return _even(visible, hits, count)
 
 
@@ -196,6 +199,13 @@ def _clustered(views: list[_View], hits: list[NDArray[np.bool_]], value: float, 
         present, equal = present + around[hit].sum(), equal + alike[hit].sum()
     odds = OfImpulses.clustered * density
     return bool(equal > odds / (1 - density + odds) * present + 3 * math.sqrt(density * present))
+
+
+def _on_lattice(hit: NDArray[np.bool_]) -> bool:
+    """Tell whether samples of a picture or recording keep away from each other, as dots that are drawn do."""
+    places = np.argwhere(hit)
+    many = hit.ndim == 2 and len(places) >= 2 * OfImpulses.least_count
+    return many and share_near(places, hit.shape, hit.size) < 0.5 - OfSharpness.by_chance
 
 
 def _even(visible: list[NDArray[np.bool_]], hits: list[NDArray[np.bool_]], count: int) -> float:

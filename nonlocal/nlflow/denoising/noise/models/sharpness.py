@@ -111,8 +111,6 @@ def _pieces(places: Values) -> Places:
 
 def _are_strewn(rows: Places, columns: Places, absent: NDArray[np.bool_]) -> bool:
     """Tell whether places are as many parts of a picture as by chance, and neither close to each other nor even."""
-    from scipy.spatial import cKDTree
-
     count, tiles = len(rows), OfSharpness.tiles
     across, along = (np.eye(tiles)[:, np.arange(n) * tiles // n] for n in absent.shape)
     room = across @ (~absent).astype(np.float64) @ along.T
@@ -120,11 +118,17 @@ def _are_strewn(rows: Places, columns: Places, absent: NDArray[np.bool_]) -> boo
     met = np.count_nonzero(across[:, rows] @ along[:, columns].T)
     if met <= OfSharpness.strewn * expected or count < OfSharpness.least_alone:
         return bool(met > OfSharpness.strewn * expected)
-    area = math.log(2) * float(room.sum()) / count  # in which a place of two has another
-    reach = max(math.sqrt(area), area / min(absent.shape)) / 2
-    places = np.stack([rows, columns], axis=-1)
-    near = cKDTree(places).query(places, k=[2], p=math.inf)[0] <= reach
-    return abs(float(near.mean()) - 0.5) <= OfSharpness.by_chance
+    share = share_near(np.stack([rows, columns], axis=-1), absent.shape, float(room.sum()))
+    return abs(share - 0.5) <= OfSharpness.by_chance
+
+
+def share_near(places: Places, shape: tuple[int, ...], room: float) -> float:
+    """Return how many places (n, 2) have another near: a half of places that are strewn over so many samples."""
+    from scipy.spatial import cKDTree
+
+    area = math.log(2) * room / len(places)
+    reach = max(math.sqrt(area), area / min(shape)) / 2
+    return float(np.mean(cKDTree(places).query(places, k=[2], p=math.inf)[0] <= reach))
 
 
 def _filled(plane: Array, absent: NDArray[np.bool_]) -> tuple[Values, float]:
