@@ -312,6 +312,17 @@ def test_nothing_is_found_in_noise_in_constants_and_in_short_recordings():
     assert find_hum((demo_signals()["Blocks"] + 0.3 * np.sin(T[:1024]))[:200]) is None
 
 
+@pytest.mark.parametrize("rate", [None, 500])
+def test_hum_with_nothing_else_beside_it_may_be_the_signal_at_the_rate_too(rate):
+    rng = np.random.default_rng(0)
+    t = np.arange(2000) / 500
+    tone, noise = 0.5 * np.sin(2 * np.pi * 50 * t), 0.1 * rng.normal(size=len(t))
+    for beside in (0 * t, noise, np.sin(2 * np.pi * t) + noise, np.sin(20 * np.pi * t) + noise):
+        assert find_hum(tone + beside, rate=rate) is None
+    walk = 0.1 * np.cumsum(rng.normal(size=len(t)))
+    assert find_hum(tone + walk + noise, rate=rate).amplitudes == pytest.approx([0.5], rel=0.1)
+
+
 def test_a_line_that_moves_grows_or_begins_late_is_kept():
     clean, t = demo_signals()["Blocks"], T[:1024]
     assert find_hum(clean + 0.2 * np.sin(1.0 * t)) is not None

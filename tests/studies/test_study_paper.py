@@ -15,14 +15,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from matplotlib.mathtext import MathTextParser
 from matplotlib.text import Text
 
-from nlflow import FileFormatError, Gaussian, Grid, InputError, NlflowWarning, run_study
+from nlflow import ExpDotProduct, FileFormatError, Gaussian, Grid, InputError, NlflowWarning, run_study
 from nlflow.plotting import bounds_figure, layers_figure, new_figure, rate_figure, render, survey_figure
 from nlflow.plotting.base import FORMATS
 from nlflow.plotting.paper import drawn
 from nlflow.plotting.rates import Series
+from nlflow.store.records import program
 from nlflow.studies import StudyResult
 from nlflow.studies.quantities import QUANTITIES
 from nlflow.studies.tables import latex_text, number_in_math, render_table
@@ -366,6 +368,26 @@ def test_a_study_is_repeated_in_python(tmp_path: Path) -> None:
     file.write_text(re.sub(r'numpy = ".*"', 'numpy = "1.0"', file.read_text()))
     repeated = run_study(file, start=options["start"]).provenance["repeated"]
     assert repeated == {"file": str(file), "same": True, "differs": [f"numpy: 1.0 there, {np.__version__} here"]}
+
+
+def test_a_study_of_another_processor_says_so(tmp_path: Path) -> None:
+    file = keep(run_study("mixing", nodes=12, boundary="periodic"), tmp_path)
+    text = file.read_text()
+    file.write_text(re.sub(r'"processor of BLAS" = ".*"', '"processor of BLAS" = "another"', text))
+    here = program()["processor of BLAS"]
+    repeated = run_study(file).provenance["repeated"]
+    assert repeated == {"file": str(file), "same": True, "differs": [f"processor of BLAS: another there, {here} here"]}
+    file.write_text(re.sub(r'"processor of BLAS" = ".*"\n', "", text))  # as files of before
+    repeated = run_study(file).provenance["repeated"]
+    assert repeated == {"file": str(file), "same": True, "differs": [f"processor of BLAS: none there, {here} here"]}
+
+
+def test_a_study_on_tensors_says_their_version_too(tmp_path: Path) -> None:
+    keys = np.random.default_rng(0).normal(size=(10, 3))
+    file = keep(run_study("mixing", kernel=ExpDotProduct(), keys=keys, device="cpu-tensors"), tmp_path)
+    file.write_text(re.sub(r'torch = ".*"', 'torch = "1.0"', file.read_text()))
+    repeated = run_study(file).provenance["repeated"]
+    assert repeated == {"file": str(file), "same": True, "differs": [f"torch: 1.0 there, {torch.__version__} here"]}
 
 
 def test_what_no_file_holds_is_named(tmp_path: Path) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import shutil
 import signal
 import subprocess
@@ -16,16 +18,20 @@ from typing import Any
 import joblib
 import numpy as np
 import pytest
+import torch
 from joblib.externals.loky import get_reusable_executor
 
 import nlflow
 from nlflow import FileFormatError, Gaussian, InputError, Laplace, NlflowWarning, NumericalError, run_study
-from nlflow.backends.machine import environment, folder_digest, git_state, source_digest
+from nlflow.backends.devices import choose_device
+from nlflow.backends.machine import arithmetic, environment, folder_digest, git_state, processor, source_digest
 from nlflow.backends.progress import bar
 from nlflow.flows.integrators import ExplicitEuler
 from nlflow.store.encoding import encode
+from nlflow.store.records import program
 from nlflow.store.storage import FORMAT, load_record, save_record
 from nlflow.studies.runner import KINDS
+from validation.robustness.processors.settings import in_effect
 
 OPTIONS: dict[str, Any] = {
     "nodes": [10, 12],
@@ -244,6 +250,39 @@ def test_another_version_is_refused(complete: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("nlflow.store.records.environment", lambda: {"versions": versions})
     with pytest.raises(FileFormatError, match=r'version of numpy is .* there and "99.0" here'):
         run_study("time-order", out=complete, **OPTIONS)
+
+
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        ({"NUMBA_CPU_NAME": "generic"}, r'processor of numba is ".*" there and "generic, features .*" here'),
+        ({"NUMBA_CPU_FEATURES": "-fma"}, r'processor of numba is ".*, features .*" there and ".*, features .*" here'),
+        ({"OPENBLAS_CORETYPE": "Nehalem"}, r'processor of BLAS is ".*" there and ".* Nehalem" here'),
+    ],
+)
+@pytest.mark.slow
+def test_another_processor_is_refused(tmp_path: Path, changed: dict[str, str], told: str) -> None:
+    """As `validation.robustness.processors` plays them, in an interpreter of its own."""
+    run_study("mixing", nodes=12, out=tmp_path / "mixing")
+    words = "from nlflow import run_study; run_study('mixing', nodes=12, out='mixing')"
+    done = subprocess.run(
+        [sys.executable, "-c", words], cwd=tmp_path,
+        env={**os.environ, **changed}, capture_output=True, text=True, check=False, timeout=120,
+    )  # fmt: skip
+    assert re.search(f"FileFormatError: .*holds another study: {told}; .*choose another folder", done.stderr)
+
+
+def test_the_processor_belongs_to_the_program(complete: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    played = in_effect()
+    found = program()
+    assert found["processor of numba"].startswith(f"{played['numba']}, features ")
+    assert all(core in found["processor of BLAS"] for core in played["blas"])
+    monkeypatch.setattr("nlflow.store.records.arithmetic", lambda: {**arithmetic(), "processor of BLAS": "another"})
+    with pytest.raises(FileFormatError, match=r'processor of BLAS is ".*" there and "another" here'):
+        run_study("time-order", out=complete, **OPTIONS)
+    device = choose_device("cpu-tensors")
+    own = set(program(device).items()) - set(program().items())
+    assert own == {("version of torch", torch.__version__), ("processor of torch", f"{played['torch']}, {processor()}")}
 
 
 def test_another_state_of_the_source_is_refused(complete: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from nlflow.backends.machine import processor
 from nlflow.backends.memory import Need, free_bytes
 from nlflow.backends.threads import one_torch_thread
 from nlflow.errors import InputError, MissingPackageError, check_choice, install_command
@@ -38,6 +39,11 @@ class Device:
     @property
     def tensors(self) -> bool:
         return self.torch != ""
+
+    @property
+    def processor(self) -> str:
+        """Return the GPU, or for which instructions torch has chosen its loops on the CPU."""
+        return self.hardware or f"{_torch().backends.cpu.get_cpu_capability()}, {processor()}"
 
     def place(self, array: NDArray[Any]) -> Any:
         if not self.tensors:

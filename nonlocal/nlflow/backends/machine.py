@@ -11,7 +11,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from nlflow.backends.threads import counts
+from nlflow.backends.threads import blas_loops, counts
 
 
 def version() -> str:
@@ -60,6 +60,22 @@ def processor() -> str:
         lines = []
     names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     return next(names, platform.processor() or "unknown processor")
+
+
+def arithmetic() -> dict[str, str]:
+    """Return what of the machine decides bits: for which processor Numba compiles, which loops libraries choose."""
+    from numba.core.registry import cpu_target
+    from numpy.lib.introspect import opt_func_info
+
+    _, name, features = cpu_target.target_context.codegen().magic_tuple()
+    numpy = {loop["current"] for loops in opt_func_info().values() for loop in loops.values()}
+    library = " ".join(platform.libc_ver()).strip()
+    return {
+        "processor of numba": f"{name}, features {hashlib.sha256(features.encode()).hexdigest()[:12]}",
+        "processor of numpy": " ".join(sorted(numpy)),
+        "processor of BLAS": blas_loops(),
+        "C library": library or platform.system(),
+    }
 
 
 def machine_name() -> str:

@@ -82,6 +82,12 @@ def _blas() -> Any:
     return ThreadpoolController().select(user_api="blas")
 
 
+def blas_loops() -> str:
+    """Return each BLAS that is loaded, with its version and the processor whose loops it has chosen."""
+    parts = ("internal_api", "version", "architecture")
+    return ", ".join(sorted({" ".join(str(one[part]) for part in parts if one.get(part)) for one in _blas().info()}))
+
+
 @contextmanager
 def one_blas_thread() -> Iterator[int]:
     """Hold BLAS to one thread, and yield how many it had; may not be nested."""

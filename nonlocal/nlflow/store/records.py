@@ -7,7 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from nlflow.backends.machine import environment, source_digest
+from nlflow.backends.devices import CPU, Device
+from nlflow.backends.machine import arithmetic, environment, source_digest
 from nlflow.errors import FileFormatError, InputError, warn_caller
 from nlflow.store.atomic import make_folder
 from nlflow.store.storage import load_record, save_record
@@ -15,10 +16,16 @@ from nlflow.store.storage import load_record, save_record
 T = TypeVar("T")
 
 
-def program() -> dict[str, str]:
-    """Return what decides the bits of results: versions of libraries and a digest of the package's source."""
-    versions = {f"version of {name}": value for name, value in environment()["versions"].items()}
-    return {**versions, "source of nlflow": source_digest()}
+VERSION = "version of "
+
+
+def program(device: Device = CPU) -> dict[str, str]:
+    """Return what decides the bits of results: versions, a digest of the package's source, and the processor."""
+    versions = {f"{VERSION}{name}": value for name, value in environment()["versions"].items()}
+    found = {**versions, "source of nlflow": source_digest(), **arithmetic()}
+    if device.tensors:
+        found |= {f"{VERSION}torch": device.torch, "processor of torch": device.processor}
+    return found
 
 
 class Records(Generic[T]):

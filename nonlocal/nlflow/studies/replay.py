@@ -14,12 +14,14 @@ from typing import Any
 
 import numpy as np
 
-from nlflow.backends.machine import environment, machine_name, source_digest
+from nlflow.backends.devices import CPU, choose_device
+from nlflow.backends.machine import machine_name
 from nlflow.errors import FileFormatError, InputError, NlflowError, shortened
 from nlflow.kernels import Kernel
 from nlflow.store.encoding import digest, encode
 from nlflow.store.identity import describe
 from nlflow.store.npy import read_array
+from nlflow.store.records import VERSION, program
 from nlflow.studies.contract import Row
 from nlflow.studies.options import kernel_label, parse_kernel
 
@@ -31,8 +33,9 @@ _PARTS = {"file_format": int, "study": str, "seed": int, "options": dict, "array
           "result": dict}  # fmt: skip
 
 
-def current() -> dict[str, str]:
-    return {**environment()["versions"], "source of nlflow": source_digest(), "machine": machine_name()}
+def current(options: Mapping[str, Any]) -> dict[str, str]:
+    found = program(choose_device(options.get("device", CPU.name)))
+    return {**{name.removeprefix(VERSION): value for name, value in found.items()}, "machine": machine_name()}
 
 
 def rows_digest(rows: list[Row]) -> str:
@@ -63,7 +66,7 @@ def study_files(kind: str, given: Mapping[str, Any], seed: int, rows: list[Row])
         "options": options,
         **{f"arrays.{name}": about for name, about in arrays.items()},
         "own": own,
-        "program": current(),
+        "program": current(options),
         "result": {"rows": len(rows), "sha256": rows_digest(rows)},
     }
     head = {"file_format": FORMAT, "study": kind, "seed": seed}
@@ -153,7 +156,7 @@ class Recipe:
 
     def compare(self, rows: list[Row], given: Mapping[str, Any]) -> dict[str, Any]:
         """Return whether measurements have the same bits as those of the file, and what else differs."""
-        here = current()
+        here = current(self.options)
         names = dict.fromkeys([*self.program, *here])
         differs = [
             f"{name}: {shortened(there, 60)} there, {shortened(now, 60)} here"

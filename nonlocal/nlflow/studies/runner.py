@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from nlflow._array import underflowing
-from nlflow.backends.devices import CPU
+from nlflow.backends.devices import CPU, Device
 from nlflow.backends.machine import provenance
 from nlflow.backends.progress import bar
 from nlflow.backends.threads import blas_limited, one_loop_thread
@@ -83,7 +83,7 @@ def run_study(
         results have the same bits. Functions and objects of one's own have to be given again.
     out : path, optional
         A folder in which each case is kept as soon as it is done. A later call with the same options computes the
-        cases that are missing there.
+        cases that are missing there, with the same versions on the same kind of processor.
     jobs : int or None
         Number of processes; 1 for this one alone, -1 for all cores, None for what `joblib.parallel_config` says.
     scheduler : str, optional
@@ -119,8 +119,8 @@ def run_study(
     MemoryLimitError
         For arrays that do not fit into the memory or the device.
     FileFormatError
-        For a file that is no ``study.toml`` of this version's format; if `out` holds another study, or numbers that no
-        study measures.
+        For a file that is no ``study.toml`` of this version's format; if `out` holds another study, one of other
+        versions or of another processor, or numbers that no study measures.
     WorkerError
         If worker processes die again and again; finished cases are kept in `out`.
 
@@ -148,12 +148,13 @@ def run_study(
     chosen = read_options(study, options)
     described: dict[str, Any] = {**describe(chosen), "rng": seed}
     cases, labels = _cases(study, chosen, described, seed)
+    device = chosen.get("device", CPU)
     with nullcontext() if out is None else locked(make_folder(out), "out"):
-        keeper = None if out is None else _open_folder(out, study, described, labels)
+        keeper = None if out is None else _open_folder(out, study, described, labels, device)
         done = _measured(cases, keeper, study.name, workers, scheduler, progress)
     table = [row for case in cases for row in done[case.name].finding]
     read = sum(one.read for one in done.values())
-    known = provenance(getattr(chosen.get("device"), "name", "cpu"), seed)
+    known = provenance(device.name, seed)
     known = {**known, "cases": {"computed": len(cases) - read, "read": read}}
     try:
         fits = study.fits(table, chosen)
@@ -241,7 +242,7 @@ def _execute(kind: str, setting: Setting, seed: np.random.SeedSequence) -> list[
 
 
 def _open_folder(
-    path: str | os.PathLike[str], kind: Kind, options: dict[str, Any], labels: Mapping[str, Row]
+    path: str | os.PathLike[str], kind: Kind, options: dict[str, Any], labels: Mapping[str, Row], device: Device
 ) -> Records[list[Row]]:
     """Return the records of a study's cases, in a folder that holds this very study or none yet.
 
@@ -256,8 +257,8 @@ def _open_folder(
             )
     folder = make_folder(path)
     cases, head = make_folder(folder / "cases"), folder / "study.json"
-    # What computes a case decides its bits: a study is not continued by another program.
-    content = {"study": kind.name, "program": program(), "options": options}
+    # What computes a case decides its bits: a study is not continued by another program, or on another processor.
+    content = {"study": kind.name, "program": program(device), "options": options}
     if head.exists():
         _compare(head, content)
     elif any(cases.glob("*.json")):

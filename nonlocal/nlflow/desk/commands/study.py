@@ -66,7 +66,7 @@ With --out a folder gets tables of measurements and fits (table and fits: .csv h
 and units), everything (result.json), the figure in each --format (fonts are embedded, text in SVG is text), and the
 study itself (study.toml); and every case as soon as it is done: the same command goes on where an interrupted one
 ended. `nonlocal study study.toml` measures all of it again, and says whether the bits are the same or which version
-differs; then the exit code is 1.
+or processor differs; then the exit code is 1.
 
 A verdict is no error. agrees: the interval holds what is expected, and ends within four tolerances of it ("at least"
 and "at most": it holds no number that is off by more than one). disagrees: it lies beyond the tolerance. cannot tell:

@@ -247,8 +247,9 @@ class Pictures(Part):
         Parameters
         ----------
         items : sequence of mapping
-            ``src`` the address, ``name`` one word, ``alt`` what there is to see, ``caption`` the text beneath;
-            instead of ``src``, ``size`` (rows, columns) and ``field`` of a picture that a `Player` runs.
+            ``src`` the address, ``name`` a short name, by which `still` finds it, ``alt`` what there is to see,
+            ``caption`` the text beneath; instead of ``src``, ``size`` (rows, columns) and ``field`` of a picture that a
+            `Player` runs.
         still : mapping of str to str, optional
             Addresses by names, for pictures whose own is empty; then the first two are compared.
         source : int

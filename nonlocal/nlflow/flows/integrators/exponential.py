@@ -148,7 +148,7 @@ class Exponential(Integrator):
 
     @staticmethod
     def knows(flow: Flow) -> bool:
-        """Whether this solves the flow."""
+        """Whether this solves the flow, noise aside."""
         if not isinstance(flow, LinearFlow) or not flow.symmetric or flow.evolving:
             return False
         return not (flow.moving or flow.timed or flow.overridden("linear"))

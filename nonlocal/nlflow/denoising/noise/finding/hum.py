@@ -45,7 +45,9 @@ def _are_multiples(lines: Sequence[float], base: float, size: int) -> list[bool]
 def find_hum(samples: Any, missing: NDArray[np.bool_] | None = None, *, rate: float | None = None) -> Hum | None:
     """Find mains hum and its harmonics in a recording; None where there is none, or where it may be the signal.
 
-    A weak steady tone beside a richer signal may be taken for hum: give `rate` where such tones matter.
+    A weak steady tone beside a richer signal may be taken for hum: give `rate` where such tones matter. A tone with
+    nothing beside it but noise, slow waves or other tones is None, even at 50 Hz: it is all the signal there is. Where
+    you know that it is hum, take ``Hum([50 / rate])``.
 
     Parameters
     ----------
