@@ -368,6 +368,16 @@ def test_hot_pixels_beside_lines_are_found_and_the_lines_stay():
     assert np.array_equal(find_hot_pixels(z).reduce(z).missing, hot)
 
 
+def test_few_hot_pixels_of_a_smooth_picture_are_found_wherever_they_are():
+    clean, rng = 100 + 25 * np.sin(COUNT[:128] / 17)[:, None] + np.zeros(128), np.random.default_rng(0)
+    count = 0
+    for k in (5, 8, 12, 20) * 10:
+        z = clean + rng.normal(0, 3, clean.shape)
+        z.flat[rng.choice(z.size, k, replace=False)] += 200
+        count += find_hot_pixels(z[..., None]) is not None
+    assert count >= 39
+
+
 def test_outliers_of_one_corner_of_a_frame_are_no_hot_pixels():
     z = np.random.default_rng(0).normal(100, 3, (12, 64, 64))
     z[5, :20, :20] += 150 * (np.random.default_rng(1).random((20, 20)) < 0.1)

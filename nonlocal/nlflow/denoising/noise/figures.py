@@ -230,6 +230,8 @@ class OfSharpness(
     beyond = figure(2.0, "times as far as noise reaches are most of them: a tail ends there")
     tiles = figure(4, "along each axis, over which outliers are strewn")
     strewn = figure(0.7, "of the tiles that chance hits, and of the outliers that are alone, at least")
+    strewn_softly = figure(0.5, "of the tiles, at least, in a soft picture")
+    lattice = figure(24, "places that tell that they are even")
     by_chance = figure(0.4, "off a half, in which of two outliers that are strewn one has another near")
     track = figure(16, "samples that hang together, of a cosmic ray; longer ones are lines")
 

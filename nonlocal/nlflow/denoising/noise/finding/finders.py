@@ -204,7 +204,7 @@ def _clustered(views: list[_View], hits: list[NDArray[np.bool_]], value: float, 
 def _on_lattice(hit: NDArray[np.bool_]) -> bool:
     """Tell whether samples of a picture or recording keep away from each other, as dots that are drawn do."""
     places = np.argwhere(hit)
-    many = hit.ndim == 2 and len(places) >= 2 * OfImpulses.least_count
+    many = hit.ndim == 2 and len(places) >= OfSharpness.lattice
     return many and share_near(places, hit.shape, hit.size) < 0.5 - OfSharpness.by_chance
 
 

@@ -91,7 +91,9 @@ class Outliers:
             if len(firsts) < least or float(np.median(self.excess[chosen])) < OfSharpness.beyond:
                 continue
             most = self.soft or np.count_nonzero(chosen) > OfSharpness.strewn * len(self.rows)
-            if most and _are_strewn(self.rows[chosen][firsts], self.columns[chosen][firsts], self.absent):
+            places = np.stack([self.rows[chosen][firsts], self.columns[chosen][firsts]], axis=-1)
+            least_tiles = OfSharpness.strewn_softly if self.soft else OfSharpness.strewn
+            if most and _are_strewn(places, self.absent, least_tiles):
                 return True
         return False
 
@@ -109,17 +111,18 @@ def _pieces(places: Values) -> Places:
     return np.asarray(connected_components(touch, directed=False)[1], np.intp)
 
 
-def _are_strewn(rows: Places, columns: Places, absent: NDArray[np.bool_]) -> bool:
-    """Tell whether places are as many parts of a picture as by chance, and neither close to each other nor even."""
-    count, tiles = len(rows), OfSharpness.tiles
+def _are_strewn(places: Places, absent: NDArray[np.bool_], least: float) -> bool:
+    """Tell whether places are in as many parts of a picture as by chance, and neither close to each other nor even."""
+    count, tiles = len(places), OfSharpness.tiles
     across, along = (np.eye(tiles)[:, np.arange(n) * tiles // n] for n in absent.shape)
     room = across @ (~absent).astype(np.float64) @ along.T
     expected = float(np.sum(1 - (1 - room / room.sum()) ** count))
-    met = np.count_nonzero(across[:, rows] @ along[:, columns].T)
-    if met <= OfSharpness.strewn * expected or count < OfSharpness.least_alone:
-        return bool(met > OfSharpness.strewn * expected)
-    share = share_near(np.stack([rows, columns], axis=-1), absent.shape, float(room.sum()))
-    return abs(share - 0.5) <= OfSharpness.by_chance
+    if np.count_nonzero(across[:, places[:, 0]] @ along[:, places[:, 1]].T) <= least * expected:
+        return False
+    if count < OfSharpness.least_alone:
+        return True
+    off = share_near(places, absent.shape, float(room.sum())) - 0.5
+    return off <= OfSharpness.by_chance and (off >= -OfSharpness.by_chance or count < OfSharpness.lattice)
 
 
 def share_near(places: Places, shape: tuple[int, ...], room: float) -> float:
