@@ -44,6 +44,16 @@ def profile(powers: Floats) -> Floats:
 # ---- kinds of noise
 
 
+def test_noise_that_jumps_between_halves_has_low_confidence() -> None:
+    clean, noise = data.moon()[160:352, 160:352].astype(np.float64), coloured(0, 1.0, (192, 192))
+    found = estimate_noise(clean + np.where(np.arange(192) < 96, 5.0, 15.0) * noise)
+    assert found.confidence == "low"
+    assert found.reasons[-1].startswith("noise of flat parts differs from place to place, and not as the intensity")
+    even = estimate_noise(clean + 10 * noise)
+    assert even.confidence == "high"
+    assert even.model.white_sigma == pytest.approx(10, rel=0.03)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("sigma", [5, 20])
 def test_white_noise_is_white(sigma: float) -> None:

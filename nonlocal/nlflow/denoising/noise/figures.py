@@ -481,6 +481,7 @@ class OfPlaces(Figures, source=BY_LAWS):
     met = figure(4.0, "mean square of the distance to the surface, in errors, at most")
     better = figure(5.0, "times this distance is that to one strength, and to one by intensity, at least")
     differ = figure(1.25, "times the least noise is the most, at least: less costs less than 0.1 dB")
+    uneven = figure(1.25, "times what the intensity tells, as a root mean square, from which on noise is uneven")
 
 
 class OfStacks(Figures, source=BY_HAND):

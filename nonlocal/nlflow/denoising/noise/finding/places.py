@@ -40,6 +40,20 @@ def find_places(samples: Array, missing: NDArray[np.bool_] | None = None) -> Gau
     return GaussianNoise(root * (levels if np.ptp(levels) else float(levels[0])), places=places / root)
 
 
+def is_uneven(samples: Array, missing: NDArray[np.bool_] | None = None) -> bool:
+    """Tell whether white noise of flat parts of an image (H, W, C) differs, and not as the intensity does."""
+    span = range_of(samples if missing is None else samples[~missing])
+    if min(samples.shape[:-1]) < OfPlaces.side * OfPlaces.parts or not 0 < span < math.inf:
+        return False
+    parts = _parts(samples, span, missing, OfPlaces.parts)
+    parts = _Parts(*(values[parts.white >= OfPlaces.white] for values in parts))
+    if len(parts.logs) < OfPlaces.least_parts:
+        return False
+    basis = _powers(parts.light)
+    left = parts.logs - basis @ _fit(parts, basis)[0]
+    return math.sqrt(float(np.square(left).mean())) > math.log(OfPlaces.uneven)
+
+
 class _Parts(NamedTuple):
     """What the flattest windows of each part of a picture show, of those that have noise; each of shape (n,)."""
 
@@ -92,6 +106,11 @@ def _polynomials(rows: Floats, columns: Floats, degree: int) -> Floats:
     return np.stack([rows**i * columns**j for i, j in powers], axis=-1)
 
 
+def _powers(light: Floats) -> Floats:
+    middle = (light - light.mean()) / (np.ptp(light) or 1.0)
+    return np.asarray(middle[:, None] ** np.arange(OfPlaces.by_light))
+
+
 def _fit(parts: _Parts, basis: Floats) -> tuple[Floats, float]:
     """Return coefficients of the logarithms of strengths, and how far they miss them, in errors, as a mean square."""
     weights = 1 / parts.errors
@@ -105,8 +124,8 @@ def _of_surface(parts: _Parts) -> Floats | None:
     count = len(parts.logs)
     if count < OfPlaces.least_parts or np.median(parts.white) < OfPlaces.white:
         return None
-    light = (parts.light - parts.light.mean()) / (np.ptp(parts.light) or 1.0)
-    others = [_fit(parts, light[:, None] ** np.arange(powers))[1] for powers in (1, OfPlaces.by_light)]
+    light = _powers(parts.light)
+    others = [_fit(parts, light[:, :powers])[1] for powers in (1, OfPlaces.by_light)]
     for degree in OfPlaces.degrees:
         basis = _polynomials(parts.rows, parts.columns, degree)
         found, missed = _fit(parts, basis)

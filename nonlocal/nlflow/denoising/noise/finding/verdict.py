@@ -26,7 +26,7 @@ from nlflow.denoising.noise.finding.finders import (
 from nlflow.denoising.noise.finding.flat import checked_part, noise_of_part
 from nlflow.denoising.noise.finding.mosaics import find_mosaic
 from nlflow.denoising.noise.finding.pictures import noise_of_picture
-from nlflow.denoising.noise.finding.places import find_places
+from nlflow.denoising.noise.finding.places import find_places, is_uneven
 from nlflow.denoising.noise.finding.recordings import examine_recording
 from nlflow.denoising.noise.finding.sigma import (
     blocks_of,
@@ -82,6 +82,9 @@ _STRUCTURE: Final = (
 _SLOWER: Final = (
     "noise is measured at the highest frequencies; at half the size there is {:.2g} times as much, which is structure, "
     "or noise that is not white"
+)
+_UNEVEN: Final = (
+    "noise of flat parts differs from place to place, and not as the intensity does: no law is found for it"
 )
 #: Why what has two values stays.
 TWO_VALUES: Final = "there are two values alone, as masks, drawings and dithered pictures have; nothing counts as noise"
@@ -247,6 +250,9 @@ def _gaussian(samples: Array, missing: NDArray[np.bool_] | None) -> NoiseEstimat
     found = noise_of_picture(samples, missing, white) if min(samples.shape[:-1]) >= SIDE else None
     if found is None:
         return _of_few(samples, missing)
+    noisy = not found.is_white or np.any(found.model.white_sigma)
+    if noisy and is_uneven(samples, missing):
+        found = replace(found, confidence="low", reasons=(*found.reasons, _UNEVEN))
     unlike = samples.shape[-1] > 1 and not are_alike(samples, missing)
     return _of_channels(samples, missing, _UNLIKE) if unlike else found
 
