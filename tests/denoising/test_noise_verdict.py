@@ -156,6 +156,15 @@ def test_colours_of_one_picture_are_looked_at_together() -> None:
     assert not any("not alike" in text for text in found.reasons)
 
 
+def test_noise_that_hides_a_picture_tells_nothing_of_its_colours() -> None:
+    """Each channel by itself has less evidence, and noise of a camera is no longer known as such."""
+    blurred = gaussian_filter(coloured(0, 1, (128, 128, 3)), (0.7, 0.7, 0))
+    found = estimate_noise(100 + 20 * blurred / blurred.std(), channel_axis=-1)
+    assert found.confidence == "medium"
+    assert found.model.opponent
+    assert not any("not alike" in text for text in found.reasons)
+
+
 # ---- small pictures
 
 

@@ -41,6 +41,9 @@ _CLIPPED: Final = 9.0  # logarithms are within these bounds
 #: Correlation of details of two channels, beyond two errors of chance: below it they are no colours of one picture.
 #: Measured: 0 to 0.1 of three photographs or fields of spots, 0.7 and more of pieces of Kodak and PolyU.
 _ALIKE: Final = 0.5
+#: Fourth moment of details over the square of the second, beyond four errors of chance: structure has more.
+#: Measured: 3 of Gaussian noise, 4.1 where its variance goes from 1 to 200, 5 to 80 of photographs and textures.
+_STRUCTURED: Final = 4.5
 _ALIKE_MOST: Final = 512  # samples along an axis that are looked at
 _ALIKE_LEAST: Final = 8  # the same of the smallest size
 _UNKNOWN: Final = 100.0  # of the spread: too few blocks to tell
@@ -66,10 +69,11 @@ def planes_of(channels: int) -> Array:
     return OPPONENT if channels == 3 else np.full((1, channels), 1 / math.sqrt(channels))
 
 
-def are_alike(samples: Array, missing: Array | None) -> bool:
-    """Tell whether details of two channels of samples (H, W, C) are alike at some size, as those of colours are.
+def are_unlike(samples: Array, missing: Array | None) -> bool:
+    """Tell whether two channels of samples (H, W, C) hold structure, and their details are alike at no size.
 
-    O(N C) and the middle of a large picture alone.
+    Those of colours are alike at some size; noise that hides them tells nothing. O(N C) and the middle of a large
+    picture alone.
     """
     from scipy.ndimage import uniform_filter
 
@@ -77,19 +81,24 @@ def are_alike(samples: Array, missing: Array | None) -> bool:
     seen = samples[middle].astype(np.float64)
     seen = (seen - seen.mean(axis=(0, 1))) / range_of(samples)
     there = np.ones(seen.shape[:2]) if missing is None else (~missing[middle]).astype(np.float64)
+    structured = False
     while min(there.shape) >= _ALIKE_LEAST:
         own = there * (uniform_filter(there, 3) > 1 - _ROUNDING)
         rest = (seen - uniform_filter(seen, (3, 3, 0))) * own[..., None]
+        count = max(own.sum(), 1.0)
         products = np.einsum("ijc,ijd->cd", rest, rest)
-        power = np.sqrt(np.diag(products))
+        energies = np.diag(products)
+        power = np.sqrt(energies)
         related = np.abs(products) / np.maximum(np.outer(power, power), _ROUNDING**2)
         np.fill_diagonal(related, 0.0)
-        if related.max() > _ALIKE + 2 / math.sqrt(max(own.sum(), 1.0)):
-            return True
+        if related.max() > _ALIKE + 2 / math.sqrt(count):
+            return False
+        fourth = count * np.square(np.square(rest)).sum(axis=(0, 1)) / np.maximum(np.square(energies), _ROUNDING**4)
+        structured |= np.count_nonzero(fourth > _STRUCTURED + 4 * math.sqrt(24 / count)) > 1
         height, width = (n // 2 for n in there.shape)
         seen = seen[: 2 * height, : 2 * width].reshape(height, 2, width, 2, -1).mean(axis=(1, 3))
         there = there[: 2 * height, : 2 * width].reshape(height, 2, width, 2).min(axis=(1, 3))
-    return False
+    return structured
 
 
 def places(shape: tuple[int, int]) -> list[tuple[int, int]]:

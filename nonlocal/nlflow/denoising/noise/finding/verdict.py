@@ -15,7 +15,7 @@ from nlflow.denoising.given import signals_of
 from nlflow.denoising.noise.figures import OfImpulses, OfSpeckle, OfSpectra, OfStacks, OfVerdict
 from nlflow.denoising.noise.finding.counts import find_counts, find_whole_counts
 from nlflow.denoising.noise.finding.enlarged import Enlarged, find_enlarged
-from nlflow.denoising.noise.finding.evidence import SIDE, SIZES, are_alike
+from nlflow.denoising.noise.finding.evidence import SIDE, SIZES, are_unlike
 from nlflow.denoising.noise.finding.finders import (
     are_drawn,
     find_hot_pixels,
@@ -253,7 +253,7 @@ def _gaussian(samples: Array, missing: NDArray[np.bool_] | None) -> NoiseEstimat
     noisy = not found.is_white or np.any(found.model.white_sigma)
     if noisy and is_uneven(samples, missing):
         found = replace(found, confidence="low", reasons=(*found.reasons, _UNEVEN))
-    unlike = samples.shape[-1] > 1 and not are_alike(samples, missing)
+    unlike = samples.shape[-1] > 1 and are_unlike(samples, missing)
     return _of_channels(samples, missing, _UNLIKE) if unlike else found
 
 
