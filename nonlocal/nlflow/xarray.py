@@ -332,7 +332,8 @@ def _in_blocks(
     import dask.array
 
     words["options"].refuse(("separate", "stopping", "device"), "an array in chunks")
-    for name, given in (("mask", "mask" in own), ("keep", "keep" in own), ("progress", progress is not False)):
+    told = callable(progress) or check_flag("progress", progress)
+    for name, given in (("mask", "mask" in own), ("keep", "keep" in own), ("progress", told)):
         if given:
             raise InputError(f"{name}: got it for an array in chunks, which are denoised one by one, expected none; "
                              "call image.compute() first, or leave it out")  # fmt: skip

@@ -90,7 +90,7 @@ def test_refusals() -> None:
             lambda: portrait_figure(None, (0, 1), (0, 1), curves={"a": np.zeros((3, 3))}),
         ),
         ("curves['a']: got 0 dimension(s)", lambda: portrait_figure(None, (0, 1), (0, 1), curves={"a": 1.0})),  # type: ignore[dict-item]
-        ("title: got 3, expected a text", lambda: portrait_figure(None, (0, 1), (0, 1), title=3)),  # type: ignore[arg-type]
+        ("title: got 3, expected text", lambda: portrait_figure(None, (0, 1), (0, 1), title=3)),  # type: ignore[arg-type]
         ("axis: got str, expected Axes of Matplotlib", lambda: portrait_figure(None, (0, 1), (0, 1), axis="left")),  # type: ignore[arg-type]
         (
             "flow: expected one of signals of shape (1, 2)",

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from nlflow.errors import InputError, check_choice, not_installed, shortened, visible
+from nlflow.errors import InputError, check_choice, check_text, not_installed, visible
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -79,8 +79,8 @@ def new_figure(width: float = 10.0, height: float = 4.0, dpi: float = 150.0, tit
 
 
 def check_title(title: Any) -> None:
-    if title is not None and not isinstance(title, str):
-        raise InputError(f"title: got {shortened(repr(title), 60)}, expected a text")
+    if title is not None:
+        check_text("title", title)
 
 
 def panel_grid(
