@@ -187,19 +187,11 @@ class DenseAffinity(Affinity):
     ) -> DenseAffinity:
         """Sum a position kernel over the images of a grid's boundary, node by node."""
         _check_dense(grid, kernel, np.empty(0, dtype), 0, memory_limit)
-        logs = log_table(kernel, grid, window, memory_limit)
-        margin = tuple(s // 2 for s in logs.shape)
-
-        def table(node: tuple[int, ...], seen: NDArray[np.bool_]) -> tuple[Floats, float]:
-            # Over the largest that the node sees, whatever else the table has.
-            highest = max(float(logs[seen].max()), -sys.float_info.max)
-            with np.errstate(over="ignore", under="ignore"):
-                return np.where(seen, np.exp(logs - highest), 0.0), highest
-
         result = cls(
-            grid, kernel, _images(grid, margin, table), np.empty(0, dtype), symmetric=True,
+            grid, kernel, _rows_of_table(kernel, grid, window, memory_limit), np.empty(0, dtype), symmetric=True,
             positive_semidefinite=kernel.is_definite(grid.ndim) and window is None, memory_limit=memory_limit,
         )  # fmt: skip
+        result._make_anew(partial(_rows_of_table, kernel, grid, window, memory_limit))
         result.dtype = None  # positions are no features: signals may have either precision
         return result
 
@@ -208,39 +200,17 @@ class DenseAffinity(Affinity):
         cls, kernel: Patch, grid: Grid, image: NDArray[Any], radii: tuple[int, ...], memory_limit: float | None = None
     ) -> DenseAffinity:
         """Compare the patches of an image (``shape + (C,)``), one node after another."""
-        reach = (kernel.patch_size // 2,) * grid.ndim
-        box = tuple(2 * r + 1 for r in reach)
-        window = tuple(2 * r + 1 for r in radii)
-        margin = tuple(r + 2 * p for r, p in zip(radii, reach, strict=True))
-        padded = grid.pad(image.astype(np.float64), margin, isolated="symmetric")
-        patches = np.lib.stride_tricks.sliding_window_view(padded, box, axis=tuple(range(grid.ndim)))
-
-        def pair_weights(corner: tuple[int, ...]) -> Floats:
-            """Weights between the node at `corner` + radii and all nodes of its window, in padded coordinates."""
-            centre = patches[tuple(c + r for c, r in zip(corner, radii, strict=True))]
-            block = patches[tuple(slice(c, c + w) for c, w in zip(corner, window, strict=True))]
-            square = (block - centre) ** 2
-            distance = square.mean(axis=tuple(range(grid.ndim, square.ndim)))
-            return np.asarray(np.exp(-np.maximum(distance / kernel.width**2 - kernel.correction, 0)))
-
-        offsets = np.stack(np.meshgrid(*(np.arange(-r, r + 1) for r in radii), indexing="ij"))
-        spatial = np.ones(window)
-        if kernel.spatial_width is not None:
-            spatial = np.exp(-(offsets**2).sum(axis=0) / 2 / kernel.spatial_width / kernel.spatial_width)
-
-        def table(node: tuple[int, ...], seen: NDArray[np.bool_]) -> tuple[Floats, float]:
-            # `patches` has lost `reach` on each side, so node i of the grid sits at i + radii + reach.
-            if kernel.tokens == "pixel":
-                return spatial * pair_weights(tuple(i + p for i, p in zip(node, reach, strict=True))), 0.0
-            total = np.zeros(window)
-            for shift in np.ndindex(*box):
-                total += pair_weights(tuple(i + s for i, s in zip(node, shift, strict=True)))
-            return spatial * total / np.prod(box), 0.0
-
-        return cls(
-            grid, kernel, _images(grid, radii, table), image, symmetric=True, positive_semidefinite=False,
-            memory_limit=memory_limit,
+        result = cls(
+            grid, kernel, _rows_of_patches(kernel, grid, image, radii), image, symmetric=True,
+            positive_semidefinite=False, memory_limit=memory_limit, kept_bytes=image.nbytes,
         )  # fmt: skip
+        result._make_anew(partial(_rows_of_patches, kernel, grid, image, radii))
+        return result
+
+    def _make_anew(self, rows: Callable[[], LogBlock]) -> None:
+        """Keep how the logits are made, where they are kept, and not what they are made from."""
+        if self._log_block is not None:
+            self._log_block = partial(_made_anew, rows)
 
     # ---- contract
 
@@ -324,6 +294,56 @@ def _check_dense(domain: Domain, kernel: Kernel | None, like: Array, kept_bytes:
     what, allowed = f"a dense affinity of {nodes} nodes", limit_for(like, limit)
     check_memory(what, kept + 4 * block, _REMEDIES[place], allowed, kept=kept)
     return block
+
+
+def _made_anew(rows: Callable[[], LogBlock], start: int, stop: int) -> Array:
+    return rows()(start, stop)
+
+
+def _rows_of_table(kernel: PositionKernel, grid: Grid, window: int | None, limit: float | None) -> LogBlock:
+    logs = log_table(kernel, grid, window, limit)
+    margin = tuple(s // 2 for s in logs.shape)
+
+    def table(node: tuple[int, ...], seen: NDArray[np.bool_]) -> tuple[Floats, float]:
+        # Over the largest that the node sees, whatever else the table has.
+        highest = max(float(logs[seen].max()), -sys.float_info.max)
+        with np.errstate(over="ignore", under="ignore"):
+            return np.where(seen, np.exp(logs - highest), 0.0), highest
+
+    return _images(grid, margin, table)
+
+
+def _rows_of_patches(kernel: Patch, grid: Grid, image: NDArray[Any], radii: tuple[int, ...]) -> LogBlock:
+    reach = (kernel.patch_size // 2,) * grid.ndim
+    box = tuple(2 * r + 1 for r in reach)
+    window = tuple(2 * r + 1 for r in radii)
+    margin = tuple(r + 2 * p for r, p in zip(radii, reach, strict=True))
+    padded = grid.pad(image.astype(np.float64), margin, isolated="symmetric")
+    patches = np.lib.stride_tricks.sliding_window_view(padded, box, axis=tuple(range(grid.ndim)))
+
+    def pair_weights(corner: tuple[int, ...]) -> Floats:
+        """Weights between the node at `corner` + radii and all nodes of its window, in padded coordinates."""
+        centre = patches[tuple(c + r for c, r in zip(corner, radii, strict=True))]
+        block = patches[tuple(slice(c, c + w) for c, w in zip(corner, window, strict=True))]
+        square = (block - centre) ** 2
+        distance = square.mean(axis=tuple(range(grid.ndim, square.ndim)))
+        return np.asarray(np.exp(-np.maximum(distance / kernel.width**2 - kernel.correction, 0)))
+
+    offsets = np.stack(np.meshgrid(*(np.arange(-r, r + 1) for r in radii), indexing="ij"))
+    spatial = np.ones(window)
+    if kernel.spatial_width is not None:
+        spatial = np.exp(-(offsets**2).sum(axis=0) / 2 / kernel.spatial_width / kernel.spatial_width)
+
+    def table(node: tuple[int, ...], seen: NDArray[np.bool_]) -> tuple[Floats, float]:
+        # `patches` has lost `reach` on each side, so node i of the grid sits at i + radii + reach.
+        if kernel.tokens == "pixel":
+            return spatial * pair_weights(tuple(i + p for i, p in zip(node, reach, strict=True))), 0.0
+        total = np.zeros(window)
+        for shift in np.ndindex(*box):
+            total += pair_weights(tuple(i + s for i, s in zip(node, shift, strict=True)))
+        return spatial * total / np.prod(box), 0.0
+
+    return _images(grid, radii, table)
 
 
 def _images(

@@ -89,7 +89,8 @@ def _reported(command: Callable[P, T], params: list[Any]) -> Callable[P, T]:
     return run
 
 
-_HELD = {"flat", "text", "sigma", "noise", "axes", "channel_axis", "device"}  # against what a file or a model holds
+# What is held against what a file, a model or the machine has.
+_HELD = {"flat", "text", "sigma", "noise", "axes", "channel_axis", "device", "host", "port"}
 
 
 def _misuse(error: Exception, message: str, params: list[Any], given: dict[str, Any]) -> typer.BadParameter | None:
