@@ -577,3 +577,17 @@ def test_what_rounding_hides_of_du_dt_is_told() -> None:
         found = find_equilibrium(nl.GradientFlow(nl.E(weights, f, strength), "l2"), f)
         assert found.success == (strength > 1e20), found.message
         assert not found.success or np.abs(found.u - exact).max() < 1e-6
+
+
+def test_terms_are_asked_at_signals_alone() -> None:
+    def mobility(u: Floats) -> Floats:
+        assert np.abs(u).max() < 1.5  # a direction of the Jacobian is no signal, and reaches further
+        return 1 + u * u
+
+    weights = nl.affinity(nl.Gaussian(1.0), nl.Grid((6, 5)))
+    metric = nl.ConservedMetric(mobility=mobility, largest=3.0)
+    start = np.random.default_rng(5).uniform(-0.5, 0.5, (6, 5))
+    flow = nl.GradientFlow(nl.J(weights), metric, reaction=nl.AllenCahn(1.0))
+    found = find_equilibrium(flow, start)
+    assert found.success, found.message
+    np.testing.assert_allclose(found.u, start.mean(), atol=1e-9)

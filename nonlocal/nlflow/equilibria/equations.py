@@ -184,6 +184,15 @@ class Equations:
         self.flow.applications = counted
         return max(told if math.isfinite(told) else 0.0, self.norm(self.times(x, x)))
 
+    def _diffusing(self, x: Floats, v: Floats) -> float:
+        """Return the size of the parts that cancel in the diffusion of a direction at x; 0 where it is not known."""
+        # A direction is no signal: terms and mobilities have no value at it.
+        if not isinstance(self.flow, LinearFlow):
+            return 0.0
+        with np.errstate(over="ignore", invalid="ignore"):
+            size = self.flow.at(self.signal(x)).cancelling(self._direction(v))
+        return size if math.isfinite(size) else 0.0
+
     # ---- the Jacobian as a matrix
 
     def matrix(self, x: Floats) -> Floats:
@@ -207,7 +216,7 @@ class Equations:
             linear = self._linear
             result = np.asarray(linear + self._local(x, linear))
             off = np.abs(result @ probe - target).max()
-            size = max(np.abs(result).sum(axis=1).max(), self.cancelling(probe), 1e-300)
+            size = max(np.abs(result).sum(axis=1).max(), self._diffusing(x, probe), 1e-300)
             if off <= 1e2 * self._noise(x) * size:
                 self._sure = True
                 return result

@@ -418,15 +418,19 @@ class LinearFlow(Flow):
     def tension(self, u: Array) -> float:
         now, parts = self.at(u), []
         with np.errstate(over="ignore", invalid="ignore"):
-            deviation = u - now.mean(u)
-            parts.append(now._times_rate(deviation))
             if now.fidelity is not None and now.observed is not None:
                 parts += [now.fidelity.times(now.observed - u)]
             if now.terms.drives:
                 parts.append(now.terms.driving(now.time, now.held(u)))
-            total = sum(now.norm(part) for part in parts)
-            scale = self.inner.force_bound(self._bound())
-            return 0.0 if math.isnan(scale) else total * scale
+            total = now.cancelling(u) + sum(now.norm(part) for part in parts) * now._force_bound()
+            return 0.0 if math.isnan(total) else total
+
+    def cancelling(self, v: Array) -> float:
+        """Return the size of the parts that cancel in `diffusion`; NaN where it is not known."""
+        return self.norm(self._times_rate(v - self.mean(v))) * self._force_bound()
+
+    def _force_bound(self) -> float:
+        return self.inner.force_bound(self._bound())
 
     def energy(self, u: Array) -> float:
         return float(self._pending_energy(u))
