@@ -84,7 +84,8 @@ _SLOWER: Final = (
     "or noise that is not white"
 )
 _UNEVEN: Final = (
-    "noise of flat parts differs from place to place, and not as the intensity does: no law is found for it"
+    "what the flattest parts tell differs from place to place, and not as the intensity does: there is structure, or "
+    "noise of which no law is found"
 )
 #: Why what has two values stays.
 TWO_VALUES: Final = "there are two values alone, as masks, drawings and dithered pictures have; nothing counts as noise"
