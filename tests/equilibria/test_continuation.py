@@ -228,6 +228,15 @@ def test_steps_that_leave_a_branch_are_halved_or_named() -> None:
     assert "raise most" in short.message
 
 
+def test_a_class_of_flows_makes_flows() -> None:
+    class Line(Own):
+        def __init__(self, p: float) -> None:
+            super().__init__(lambda u: p - u)
+
+    branch = continue_equilibria(Line, np.zeros(1), 0.0, (0, 1))
+    np.testing.assert_allclose(branch.u[:, 0], branch.parameter, atol=1e-12)
+
+
 def test_refusals() -> None:
     def line(p: float) -> Own:
         return Own(lambda u: p - u)
