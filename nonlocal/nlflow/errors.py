@@ -119,7 +119,12 @@ def warn_caller(message: str | Warning, kind: type[Warning] = NlflowWarning) -> 
 
 def is_number(value: object) -> bool:
     """Tell whether a value is meant as one number, or, where it has entries, as an array."""
-    return not isinstance(value, list | tuple) and tuple(getattr(value, "shape", ())) == ()
+    # Classes, whose shape is a descriptor, are refused as numbers.
+    return isinstance(value, type) or (not isinstance(value, list | tuple) and tuple(getattr(value, "shape", ())) == ())
+
+
+def _has_axes(value: Any) -> bool:
+    return not isinstance(value, type) and getattr(value, "ndim", 0) > 0
 
 
 def is_function(value: object) -> bool:
@@ -204,7 +209,7 @@ def check_number(
     # NumPy and torch scalars name what they are in their dtype.
     named = str(getattr(value, "dtype", ""))
     wrong = isinstance(value, bool | str | bytes | complex) or value is None or value is np.ma.masked
-    if wrong or "bool" in named or "complex" in named or getattr(value, "ndim", 0) > 0:
+    if wrong or "bool" in named or "complex" in named or _has_axes(value):
         raise InputError(f"{name}: got {shown(value)}, {expected}{tail}")
     try:
         number = float(value)
@@ -229,7 +234,7 @@ def check_integer(
     check_detached(name, value)
     words = f"expected an {'odd ' if odd else ''}integer" + (f" >= {minimum}" if minimum is not None else "")
     tail = f"; {hint}" if hint else ""
-    wrong = isinstance(value, bool) or "bool" in str(getattr(value, "dtype", "")) or getattr(value, "ndim", 0) > 0
+    wrong = isinstance(value, bool) or "bool" in str(getattr(value, "dtype", "")) or _has_axes(value)
     try:
         number = None if wrong else value.__index__()
     except (AttributeError, TypeError):

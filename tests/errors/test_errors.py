@@ -100,6 +100,7 @@ def test_numbers_that_pass(value: Any, expected: float) -> None:
         np.array([]),
         np.array([1.0]),
         np.ma.masked,
+        np.float64,
         np.array(1j),
         pytest.param(object(), id="object"),
         10**400,
@@ -156,7 +157,7 @@ def test_integers_that_pass(value: Any) -> None:
 
 @pytest.mark.parametrize(
     "value",
-    [None, True, np.bool_(True), 3.0, np.float64(3), "3", [3], np.array([3, 5]), 1j, 4, 1, 2**63 - 1],
+    [None, True, np.bool_(True), np.int64, 3.0, np.float64(3), "3", [3], np.array([3, 5]), 1j, 4, 1, 2**63 - 1],
 )
 def test_integers_that_do_not(value: Any) -> None:
     with pytest.raises(InputError, match=r"^n: got .*, expected an odd integer >= 3.*; patches have a centre$"):

@@ -150,8 +150,6 @@ class ConservedMetric(Metric):
         self.varies = is_function(mobility)
         self.mobility = mobility
         self._values: Array | None = None
-        if not is_function(mobility) and largest is not None:
-            raise InputError("largest: got a number beside a mobility whose values are known, expected none")
         if is_function(mobility):
             if largest is None:
                 raise InputError("largest: needed for a mobility m(u), expected its largest value")
@@ -161,6 +159,8 @@ class ConservedMetric(Metric):
         else:
             self._values = self.mobility = check_floats("mobility", mobility)
             self.factor = _largest_of(self._values)
+        if not self.varies and largest is not None:
+            raise InputError("largest: got a number beside a mobility whose values are known, expected none")
 
     def check(self, affinity: Affinity) -> None:
         ours, shape = self.affinity, affinity.domain.shape
