@@ -94,7 +94,7 @@ def are_unlike(samples: Array, missing: Array | None) -> bool:
         if related.max() > _ALIKE + 2 / math.sqrt(count):
             return False
         fourth = count * np.square(np.square(rest)).sum(axis=(0, 1)) / np.maximum(np.square(energies), _ROUNDING**4)
-        structured |= np.count_nonzero(fourth > _STRUCTURED + 4 * math.sqrt(24 / count)) > 1
+        structured |= bool(np.count_nonzero(fourth > _STRUCTURED + 4 * math.sqrt(24 / count)) > 1)
         height, width = (n // 2 for n in there.shape)
         seen = seen[: 2 * height, : 2 * width].reshape(height, 2, width, 2, -1).mean(axis=(1, 3))
         there = there[: 2 * height, : 2 * width].reshape(height, 2, width, 2).min(axis=(1, 3))
