@@ -502,9 +502,9 @@ def remedied(name: str, remedy: str) -> Iterator[None]:
         raise told from None
 
 
-def check_flag(name: str, value: Any) -> bool:
+def check_flag(name: str, value: Any, otherwise: str = "") -> bool:
     if not isinstance(value, bool | np.bool_):
-        raise InputError(f"{name}: got {shown(value)}, expected True or False")
+        raise InputError(f"{name}: got {shown(value)}, expected True or False{otherwise}")
     return bool(value)
 
 

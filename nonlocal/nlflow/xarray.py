@@ -15,6 +15,7 @@ from nlflow.denoising.labelled import letter_of, listed
 from nlflow.denoising.large import denoise_array
 from nlflow.denoising.layout import shape_of
 from nlflow.denoising.options import Options
+from nlflow.denoising.runs import check_progress
 from nlflow.domains import Grid
 from nlflow.domains.grid import Boundary
 from nlflow.errors import InputError, check_choice, check_flag, check_increasing, check_number
@@ -332,7 +333,7 @@ def _in_blocks(
     import dask.array
 
     words["options"].refuse(("separate", "stopping", "device"), "an array in chunks")
-    told = callable(progress) or check_flag("progress", progress)
+    told = check_progress(progress)
     for name, given in (("mask", "mask" in own), ("keep", "keep" in own), ("progress", told)):
         if given:
             raise InputError(f"{name}: got it for an array in chunks, which are denoised one by one, expected none; "

@@ -211,7 +211,7 @@ def test_a_flow_lives_on_the_coordinates(fidelity: float) -> None:
         ({"mask": [[True], [True, False]]}, "mask: got"),
         ({"mask": object()}, "mask: got values of type object"),
         ({"keep": [[True], [True, False]]}, "keep: got"),
-        ({"progress": "no"}, "progress: got 'no', expected True or False"),
+        ({"progress": "no"}, "progress: got 'no', expected True or False, or a callable"),
         ({"progress": np.ones(3)}, "progress: got array"),
         ({"return_info": 1}, "return_info: got 1"),
     ],

@@ -45,9 +45,14 @@ def within(tell: Tell | None, low: float, high: float) -> Tell | None:
     return lambda share: tell(high if share >= 1 else low + share * (high - low))
 
 
+def check_progress(progress: Any) -> bool:
+    """Return whether progress is told."""
+    return callable(progress) or check_flag("progress", progress, ", or a callable of the share that is done")
+
+
 @contextmanager
 def telling(progress: bool | Tell, label: str) -> Iterator[Tell | None]:
-    if callable(progress) or not check_flag("progress", progress):
+    if not check_progress(progress) or callable(progress):
         yield progress if callable(progress) else None
         return
     from nlflow.backends.progress import bar
