@@ -394,8 +394,9 @@ def _dual_gap(p_: Problem, u: Floats, p: float, rigid: Floats, field: Floats) ->
 def _saddle(p_: Problem, weights: Any) -> float:
     """Return errors of steps for E_1, q + (ū_i − ū_j)/2a within 1, then u with steps a/d, and ū = 2 u − u before.
 
-    a is twice the deviation of f at first, and is changed by how far u and q have moved. Steps for squares are compiled
-    as a whole; those that know the misfit by its proximal map are not, and are the same.
+    a is twice the deviation of f at first, for vectors q of nodes times the root of the mean of d, and is changed by
+    how far u and q have moved. Steps for squares are compiled as a whole; those that know the misfit by its proximal
+    map are not, and are the same.
     """
     rigid, worst = np.where(np.arange(N) == 4, 0.0, p_.w * p_.fidelity), 0.0
     links = p_.w[:, None] * (p_.k + p_.k.T) * p_.w * (1 - np.eye(N))
@@ -406,7 +407,8 @@ def _saddle(p_: Problem, weights: Any) -> float:
         made = _Iteration(jp, p_.f, rigid, None, None), _Proximal(Squares(), jp, p_.f, rigid, None, None)
         # Half a bound of |D|², D being differences of edges, or all of a node's, with half the root of its weight.
         degree = (links * np.add.outer(p_.w, p_.w)).sum(axis=1) / 4 if isotropic else links.sum(axis=1)
-        a, u, seen, q = first, p_.f, p_.f, np.zeros((N, N, CHANNELS))
+        a = first * np.sqrt(degree.mean()) if isotropic else first
+        u, seen, q = p_.f, p_.f, np.zeros((N, N, CHANNELS))
         for _ in range(4):
             if not isotropic:
                 q = q + (seen[:, None] - seen[None]) / (2 * a)
