@@ -107,7 +107,8 @@ def visible(
 ) -> Tensor | None:
     """Return which tokens (B, N, D) each may see in a call of an attention module or of its layer, (B, N or 1, N).
 
-    None: all, in a causal block those up to itself. Of masks that differ between heads it is that of the first.
+    None stands for all tokens, or in a causal block for those up to itself. Where masks differ between heads, the mask
+    of the first head counts.
     """
     if block.kind != TORCH:
         for mask in _told(module.forward, args, kwargs, *_BETWEEN):
@@ -145,7 +146,7 @@ def _between(block: Block, mask: Tensor, tokens: Tensor) -> Tensor | None:
 def _seen_in_torch(block: Block, tokens: Tensor, padding: Any, pairs: Any) -> Tensor | None:
     """Return which tokens (B, N, D) each may see, (B, N or 1, N), by the masks of torch; None where all see all.
 
-    Of masks that differ between heads it is that of the first.
+    Where masks differ between heads, the mask of the first head counts.
     """
     items, count = tokens.shape[:2]
     if padding is None and pairs is None and not block.causal:
